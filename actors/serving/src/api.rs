@@ -1,0 +1,47 @@
+//! What the serving actors offer to whoever talks to people: submit a request, read its tokens.
+
+use starling_actors::TraceContext;
+use starling_core::ids::{ConversationKey, RankId, TokenId};
+use starling_core::rejection::Rejection;
+use starling_core::request::{Finish, Generation};
+use std::sync::Arc;
+
+/// A request once text and JSON are behind it.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    pub prompt: Arc<[TokenId]>,
+    pub generation: Generation,
+    /// Keyed hash of (tenant, conversation name); turns of one conversation return to the rank that holds its prefix.
+    pub conversation: Option<ConversationKey>,
+    /// Keyed hash of the tenant (bearer key): blocks are shared within a tenant only.
+    pub tenant: u64,
+    /// The HTTP span: parent of every span of this request.
+    pub trace: TraceContext,
+}
+
+/// What a stream yields, in order: `Placed` (again after a failure), `Tokens`, then exactly one of `Ended`, `Failed`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StreamEvent {
+    Placed(Placed),
+    Tokens(Vec<StreamToken>),
+    Ended(Finish),
+    Failed(Rejection),
+}
+
+/// Where a request runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placed {
+    /// Name of the node that hosts the rank.
+    pub node: Arc<str>,
+    pub rank: RankId,
+    pub attempt: u32,
+}
+
+/// One generated token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StreamToken {
+    pub token: TokenId,
+    pub logprob: f32,
+    /// Prompt tokens whose KV was reused by the attempt that produced this token.
+    pub cached_tokens: u32,
+}

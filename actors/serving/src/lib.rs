@@ -1,0 +1,2 @@
+//! The serving actors.
+pub mod api;

@@ -1,0 +1,27 @@
+//! Models and paged KV: runs one step of one rank and owns the bytes of its KV blocks.
+//!
+//! Knows no users, no actors and no async runtime. A backend is driven by one OS thread.
+
+use starling_core::step::{Sampled, Step};
+
+/// Why a step failed. The rank's KV is not to be trusted afterwards.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    #[error("step names block {block}, the pool has {blocks}")]
+    BlockOutOfRange { block: u32, blocks: u32 },
+    #[error("step names token {token}, the vocabulary has {vocabulary}")]
+    TokenOutOfRange { token: u32, vocabulary: u32 },
+    #[error("slice {slice} is malformed: {what}")]
+    BadSlice { slice: usize, what: &'static str },
+    #[error("logits of slice {slice} are not finite")]
+    NotFinite { slice: usize },
+}
+
+/// Runs steps of one rank.
+pub trait Backend: Send {
+    /// Runs one step and appends a token for each slice that samples, in the order of the slices.
+    ///
+    /// # Errors
+    /// A malformed step (nothing was computed), or logits that are not finite.
+    fn step(&mut self, step: &Step, out: &mut Vec<Sampled>) -> Result<(), StepError>;
+}
