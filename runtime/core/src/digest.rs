@@ -80,7 +80,7 @@ mod tests {
         for slice in 0..SLICES {
             let of_slice = || elements.iter().skip(slice).step_by(SLICES).copied();
             assert!(a.verify(slice as u64, of_slice()));
-            assert!(!a.verify(slice as u64, of_slice().map(|e| e ^ 1)));
+            assert!(!a.verify(slice as u64, of_slice().map(|e| e.wrapping_add(1))));
         }
         for (slot, e) in elements.iter().enumerate() {
             a.fold_out(slot, *e);

@@ -1,1 +1,374 @@
+//! Rounds: one contribution of each member in, one merged input out, the same on every member.
+//!
+//! The machine keeps the outbox, decides when to contribute, holds what other members sent for the next two rounds and
+//! completes a round when it holds a contribution of every member. It never sends its contribution for round k + 1
+//! before round k was completed and applied, so members are at most one round apart.
+//!
+//! # Invariants
+//! - R1: an entry leaves the outbox only when the round that carried it completes here; it keeps its `seq` until then.
+//! - R2: contributions are kept for rounds `completed + 1` and `completed + 2` only.
+//! - R3: a contribution is built once; two different ones for one (epoch, round, member) are equivocation.
+//! - R4: entries of one contribution have growing `seq`, and are at most `contribution_entries_max`.
 
+mod contribution;
+
+pub use contribution::{Arrival, Contribution, Entry, Explicit, Merged, RankSnapshot, Sequenced};
+
+use crate::ids::{ClusterId, Epoch, Incarnation, RankId, Round};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// When to contribute, and how much.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    pub round_interval_us_min: u64,
+    pub busy_interval_us: u64,
+    pub heartbeat_us: u64,
+    pub contribution_entries_max: usize,
+}
+
+impl Default for Config {
+    /// The bounds of the protocol: 2 ms, 20 ms, 200 ms, 256 entries.
+    fn default() -> Self {
+        Self {
+            round_interval_us_min: 2_000,
+            busy_interval_us: 20_000,
+            heartbeat_us: 200_000,
+            contribution_entries_max: 256,
+        }
+    }
+}
+
+/// Who takes part in rounds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct View {
+    pub epoch: Epoch,
+    /// In view order; none twice, at least one.
+    pub members: Vec<Member>,
+    pub first_round: Round,
+}
+
+impl View {
+    /// Ids of all ranks in the view; a rank's dense index is its place here.
+    pub fn ranks(&self) -> impl Iterator<Item = (RankId, Incarnation)> + '_ {
+        self.members.iter().flat_map(|m| m.ranks.iter().map(|r| (*r, m.incarnation)))
+    }
+
+    fn position(&self, member: Incarnation) -> Option<usize> {
+        self.members.iter().position(|m| m.incarnation == member)
+    }
+}
+
+/// A member and the ranks that it hosts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    pub incarnation: Incarnation,
+    pub ranks: Vec<RankId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Input {
+    /// Something of this node that all must learn.
+    Announce(Entry),
+    /// Newest snapshot of a local rank.
+    Rank(RankSnapshot),
+    /// Another member's contribution.
+    Received(Contribution),
+    /// The replica applied `round`.
+    Applied(Applied),
+    Draining(bool),
+    /// Time passed.
+    Tick,
+}
+
+/// What the replica says after a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applied {
+    pub round: Round,
+    pub digest: u64,
+    /// Something waits in the queue, so rounds keep a busy pace.
+    pub waiting: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Effect {
+    /// To every other member.
+    Send(Contribution),
+    /// To the replica.
+    Completed(Merged),
+    /// Not taken, and why: counted.
+    Dropped(Dropped),
+}
+
+/// Why a contribution was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Dropped {
+    OtherCluster,
+    OlderEpoch,
+    NewerEpoch,
+    NotAMember(Incarnation),
+    OldRound(Round),
+    FutureRound(Round),
+    Duplicate,
+    /// Two different contributions for one round: the member is at fault.
+    Equivocation(Incarnation),
+    Malformed(Incarnation),
+    /// The replica spoke of a round that is not the one it was given.
+    UnexpectedApplied(Round),
+}
+
+/// Rounds that can be held at once: the next and the one after it.
+const ROUNDS_HELD: usize = 2;
+
+/// The round machine of one member.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    config: Config,
+    cluster: ClusterId,
+    me: Incarnation,
+    view: View,
+    /// The last completed round; `first_round - 1` before the first.
+    completed: Round,
+    /// What the replica said of `completed`; `None` while it still applies it.
+    applied: Option<Applied>,
+    /// `held[i][m]`: contribution of member m for round `completed + 1 + i`.
+    held: VecDeque<Vec<Option<Contribution>>>,
+    outbox: VecDeque<Sequenced>,
+    next_seq: u64,
+    ranks: Vec<RankSnapshot>,
+    draining: bool,
+    /// Added to the caller's clock to make this member's agreed clock.
+    clock_offset_us: i64,
+    agreed_clock_us: u64,
+    contributed_at_us: Option<u64>,
+}
+
+impl Machine {
+    /// A member of `view`; `None` if it is not one.
+    pub fn new(cluster: ClusterId, me: Incarnation, view: View, config: Config) -> Option<Self> {
+        view.position(me)?;
+        let members = view.members.len();
+        Some(Self {
+            config,
+            cluster,
+            me,
+            completed: Round(view.first_round.0.saturating_sub(1)),
+            applied: Some(Applied {
+                round: Round(view.first_round.0.saturating_sub(1)),
+                digest: 0,
+                waiting: false,
+            }),
+            held: (0..ROUNDS_HELD).map(|_| vec![None; members]).collect(),
+            view,
+            outbox: VecDeque::new(),
+            next_seq: 1,
+            ranks: Vec::new(),
+            draining: false,
+            clock_offset_us: 0,
+            agreed_clock_us: 0,
+            contributed_at_us: None,
+        })
+    }
+
+    /// Takes one input at `now_us` of a monotonic clock.
+    pub fn handle(&mut self, now_us: u64, input: Input, out: &mut Vec<Effect>) {
+        match input {
+            Input::Announce(entry) => {
+                self.outbox.push_back(Sequenced { seq: self.next_seq, entry });
+                self.next_seq += 1;
+            }
+            Input::Rank(snapshot) => match self.ranks.iter_mut().find(|r| r.rank == snapshot.rank) {
+                Some(known) => *known = snapshot,
+                None => self.ranks.push(snapshot),
+            },
+            Input::Received(contribution) => {
+                if let Err(dropped) = self.receive(contribution) {
+                    out.push(Effect::Dropped(dropped));
+                }
+            }
+            Input::Applied(applied) if applied.round == self.completed && self.applied.is_none() => {
+                self.applied = Some(applied);
+            }
+            Input::Applied(applied) => out.push(Effect::Dropped(Dropped::UnexpectedApplied(applied.round))),
+            Input::Draining(draining) => self.draining = draining,
+            Input::Tick => {}
+        }
+        self.advance(now_us, out);
+    }
+
+    /// When this machine wants a `Tick`; `None` while it waits for the replica or for other members.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        if self.applied.is_none() || self.mine_is_out() {
+            return None;
+        }
+        Some(match self.contributed_at_us {
+            None => 0,
+            Some(at) => at + self.interval_us(),
+        })
+    }
+
+    /// The last completed round.
+    pub fn completed(&self) -> Round {
+        self.completed
+    }
+
+    /// Entries that wait for a round to carry them, or for the round that carries them to complete.
+    pub fn outbox_len(&self) -> usize {
+        self.outbox.len()
+    }
+
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// How long after the last contribution the next one is due.
+    fn interval_us(&self) -> u64 {
+        let others_wait = self.held[0].iter().any(Option::is_some);
+        if others_wait || !self.outbox.is_empty() {
+            self.config.round_interval_us_min
+        } else if self.applied.is_some_and(|a| a.waiting) {
+            self.config.busy_interval_us
+        } else {
+            self.config.heartbeat_us
+        }
+    }
+
+    fn mine_is_out(&self) -> bool {
+        self.view.position(self.me).is_some_and(|me| self.held[0][me].is_some())
+    }
+
+    fn receive(&mut self, contribution: Contribution) -> Result<(), Dropped> {
+        if contribution.cluster != self.cluster {
+            return Err(Dropped::OtherCluster);
+        }
+        if contribution.epoch < self.view.epoch {
+            return Err(Dropped::OlderEpoch);
+        }
+        if contribution.epoch > self.view.epoch {
+            return Err(Dropped::NewerEpoch);
+        }
+        let member = contribution.member;
+        let position = self.view.position(member).ok_or(Dropped::NotAMember(member))?;
+        if contribution.round <= self.completed {
+            return Err(Dropped::OldRound(contribution.round));
+        }
+        let ahead = (contribution.round.0 - self.completed.0 - 1) as usize;
+        if ahead >= ROUNDS_HELD {
+            return Err(Dropped::FutureRound(contribution.round));
+        }
+        if !contribution.is_well_formed(self.config.contribution_entries_max, &self.view.members[position].ranks) {
+            return Err(Dropped::Malformed(member));
+        }
+        match &self.held[ahead][position] {
+            None => {
+                self.held[ahead][position] = Some(contribution);
+                Ok(())
+            }
+            Some(known) if *known == contribution => Err(Dropped::Duplicate),
+            Some(_) => Err(Dropped::Equivocation(member)),
+        }
+    }
+
+    /// Contributes when it is due and completes what is complete.
+    fn advance(&mut self, now_us: u64, out: &mut Vec<Effect>) {
+        if self.poll_timeout().is_some_and(|due| due <= now_us) {
+            self.contribute(now_us, out);
+        }
+        if self.applied.is_some() && self.held[0].iter().all(Option::is_some) {
+            self.complete(now_us, out);
+        }
+    }
+
+    fn contribute(&mut self, now_us: u64, out: &mut Vec<Effect>) {
+        let Some(me) = self.view.position(self.me) else { return };
+        let contribution = Contribution {
+            cluster: self.cluster,
+            epoch: self.view.epoch,
+            round: Round(self.completed.0 + 1),
+            member: self.me,
+            clock_us: now_us.saturating_add_signed(self.clock_offset_us),
+            entries: self.outbox.iter().take(self.config.contribution_entries_max).cloned().collect(),
+            ranks: self.ranks.clone(),
+            digest: self.applied.map_or(0, |a| a.digest),
+            draining: self.draining,
+        };
+        self.contributed_at_us = Some(now_us);
+        if self.view.members.len() > 1 {
+            out.push(Effect::Send(contribution.clone()));
+        }
+        self.held[0][me] = Some(contribution);
+    }
+
+    fn complete(&mut self, now_us: u64, out: &mut Vec<Effect>) {
+        let Some(me) = self.view.position(self.me) else { return };
+        let members = self.view.members.len();
+        let mut of_round: Vec<Contribution> = self.held.pop_front().into_iter().flatten().flatten().collect();
+        self.held.push_back(vec![None; members]);
+        let round = Round(self.completed.0 + 1);
+        self.agree_on_clock(now_us, &of_round);
+        // R1: what this round carried of ours is through.
+        let carried = of_round[me].entries.len();
+        self.outbox.drain(..carried);
+        // No member is always first.
+        of_round.rotate_left((round.0 % members as u64) as usize);
+        self.completed = round;
+        self.applied = None;
+        out.push(Effect::Completed(Merged {
+            epoch: self.view.epoch,
+            round,
+            clock_us: self.agreed_clock_us,
+            contributions: of_round,
+        }));
+    }
+
+    /// The lower median of the members' clocks, never going back. One wrong or paused clock moves nothing.
+    fn agree_on_clock(&mut self, now_us: u64, of_round: &[Contribution]) {
+        let mut clocks: Vec<u64> = of_round.iter().map(|c| c.clock_us).collect();
+        clocks.sort_unstable();
+        let median = clocks[(clocks.len() - 1) / 2];
+        self.agreed_clock_us = self.agreed_clock_us.max(median);
+        let own = now_us.saturating_add_signed(self.clock_offset_us);
+        let behind = own < self.agreed_clock_us;
+        let far_ahead = own > self.agreed_clock_us.saturating_add(CLOCK_AHEAD_US_MAX);
+        if behind || far_ahead {
+            self.clock_offset_us = self.agreed_clock_us as i64 - now_us as i64;
+        }
+    }
+
+    /// Every invariant of the machine.
+    ///
+    /// # Errors
+    /// The first one that does not hold, in words.
+    pub fn check(&self) -> Result<(), String> {
+        if self.held.len() != ROUNDS_HELD {
+            return Err(format!("R2: {} rounds held", self.held.len()));
+        }
+        for (ahead, of_round) in self.held.iter().enumerate() {
+            let round = Round(self.completed.0 + 1 + ahead as u64);
+            for (member, contribution) in self.view.members.iter().zip(of_round) {
+                if let Some(c) = contribution
+                    && (c.round != round || c.member != member.incarnation)
+                {
+                    return Err(format!("R2: contribution of {} for {} held as {round}", c.member, c.round));
+                }
+            }
+        }
+        let in_order = self.outbox.iter().zip(self.outbox.iter().skip(1)).all(|(a, b)| a.seq + 1 == b.seq);
+        if !in_order || self.outbox.back().is_some_and(|last| last.seq + 1 != self.next_seq) {
+            return Err("R1: outbox has a gap".into());
+        }
+        if let Some(me) = self.view.position(self.me)
+            && let Some(mine) = &self.held[0][me]
+            && !self.outbox.iter().zip(&mine.entries).all(|(kept, sent)| kept == sent)
+        {
+            return Err("R1: an entry left the outbox before its round completed".into());
+        }
+        Ok(())
+    }
+}
+
+/// A member further ahead than this of the agreed clock sets its own back: 1 s.
+const CLOCK_AHEAD_US_MAX: u64 = 1_000_000;
+
+#[cfg(test)]
+mod tests;
