@@ -22,7 +22,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "starling-core",
         workspace: &[],
-        external: Some(&["serde", "thiserror", "xxhash-rust", "blake3"]),
+        external: Some(&["serde", "thiserror", "xxhash-rust", "blake3", "hashbrown"]),
         never_below: &[
             "tokio", "ractor", "quinn", "cudarc", "rand", "tracing", "bincode",
         ],
@@ -437,9 +437,19 @@ fn panics_unwind_in_every_profile() {
 
 #[test]
 fn reasons_are_found_on_the_line_or_above_it() {
-    let manifest = "[workspace.dependencies]\n# -- group\nbare = \"1\"\n# the reason\nabove = \"1\"\nbeside = { version = \"1\" } # the reason\n\
-                    starling-core = { path = \"x\" }\n[profile.dev]\npanic = \"unwind\"\n";
-    let found = workspace_dependencies(manifest);
+    let manifest = [
+        "[workspace.dependencies]",
+        "# -- group",
+        "bare = \"1\"",
+        "# the reason",
+        "above = \"1\"",
+        "beside = { version = \"1\" } # the reason",
+        "starling-core = { path = \"x\" }",
+        "[profile.dev]",
+        "panic = \"unwind\"",
+    ];
+    let manifest = manifest.join("\n");
+    let found = workspace_dependencies(&manifest);
     assert_eq!(
         found,
         [("bare", 3, false), ("above", 5, true), ("beside", 6, true)]
