@@ -2,6 +2,7 @@
 
 use crate::ids::{AttemptKey, BlockId, TokenId};
 use crate::request::Sampling;
+use serde::{Deserialize, Serialize};
 
 /// The work of one step: decode tokens and prefill chunks together, as one flat list of slices.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,7 +43,7 @@ pub struct Sample {
 }
 
 /// A token drawn by a backend.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampled {
     /// Index of the slice in the step.
     pub slice: u32,

@@ -1,0 +1,167 @@
+//! Steps: what goes into the next one, and what follows when it is done.
+
+use super::sequence::{Doom, Order};
+use super::{Batch, Effect, Frame, Ignored, Part};
+use crate::ids::TokenId;
+use crate::kv;
+use crate::step::{Sample, Sampled, Slice, Step};
+
+impl Batch {
+    /// The next step: a token of every decoding sequence first, then prefill in number order, up to `step_tokens_max`.
+    /// `None` while a step is in flight or nothing can be computed.
+    ///
+    /// # Cost
+    /// Linear in the step's tokens and blocks.
+    pub fn plan(&mut self) -> Option<Step> {
+        if self.in_flight.is_some() {
+            return None;
+        }
+        let mut budget = self.config.step_tokens_max;
+        let mut parts = Vec::new();
+        for decoding in [true, false] {
+            for (&order, running) in &self.running {
+                let uncomputed = running.uncomputed();
+                let room = running.covered(self.config.pool.block_tokens) - running.computed;
+                let tokens = uncomputed.min(room).min(budget);
+                if (uncomputed == 1) == decoding && tokens > 0 {
+                    budget -= tokens;
+                    parts.push(Part {
+                        order,
+                        tokens,
+                        samples: tokens == uncomputed,
+                    });
+                }
+            }
+        }
+        if parts.is_empty() {
+            return None;
+        }
+        let slices = parts.iter().filter_map(|part| self.slice(part)).collect();
+        for part in &parts {
+            if let Some(running) = self.running.get_mut(&part.order) {
+                running.in_step = true;
+            }
+        }
+        self.in_flight = Some(parts);
+        Some(Step { slices })
+    }
+
+    fn slice(&self, part: &Part) -> Option<Slice> {
+        let running = self.running.get(&part.order)?;
+        let (start, end) = (running.computed, running.computed + part.tokens);
+        let blocks = end.div_ceil(self.config.pool.block_tokens) as usize;
+        let known = &running.known;
+        let sampling = &known.generation.sampling;
+        Some(Slice {
+            attempt: part.order.attempt,
+            tokens: known.tokens[start as usize..end as usize].to_vec(),
+            start,
+            blocks: running.blocks[..blocks].to_vec(),
+            sample: part.samples.then(|| Sample {
+                sampling: sampling.clone(),
+                child: known.child,
+                position: end,
+            }),
+        })
+    }
+
+    pub(super) fn step_done(&mut self, sampled: &[Sampled], out: &mut Vec<Effect>) {
+        let Some(parts) = self.in_flight.take() else {
+            return self.ignore(Ignored::NoStep, out);
+        };
+        self.totals.steps += 1;
+        let drawn = self.drawn(&parts, sampled, out);
+        // Tokens go out before anything else is put in motion.
+        let emitted_at = out.len();
+        let mut frames = Vec::new();
+        for (at, (part, drawn)) in parts.into_iter().zip(drawn).enumerate() {
+            if part.samples && drawn.is_none() {
+                self.ignore(Ignored::MissingToken { slice: at as u32 }, out);
+            }
+            frames.extend(self.part_done(part, drawn, out));
+        }
+        if !frames.is_empty() {
+            out.insert(emitted_at, Effect::Emit(frames));
+        }
+    }
+
+    /// The token of each part, as far as one was asked for and came.
+    fn drawn(
+        &mut self,
+        parts: &[Part],
+        sampled: &[Sampled],
+        out: &mut Vec<Effect>,
+    ) -> Vec<Option<(TokenId, f32)>> {
+        let mut drawn = vec![None; parts.len()];
+        for one in sampled {
+            let at = one.slice as usize;
+            let asked = parts.get(at).is_some_and(|part| part.samples);
+            match drawn.get_mut(at) {
+                Some(slot @ None) if asked => *slot = Some((one.token, one.logprob)),
+                _ => self.ignore(Ignored::UnaskedToken { slice: one.slice }, out),
+            }
+        }
+        drawn
+    }
+
+    fn part_done(
+        &mut self,
+        part: Part,
+        drawn: Option<(TokenId, f32)>,
+        out: &mut Vec<Effect>,
+    ) -> Option<Frame> {
+        let running = self.running.get_mut(&part.order)?;
+        running.in_step = false;
+        let doom = running.doom.take();
+        // Without its token, the last position must be computed again: there is nothing else to draw one from.
+        let lost = part.samples && drawn.is_none();
+        running.computed += part.tokens - u32::from(lost);
+        self.totals.computed_tokens += u64::from(part.tokens);
+        let cancelled = match doom {
+            Some(Doom::Cancel { steps }) => Some(self.totals.steps - steps),
+            _ => None,
+        };
+        let mut frame = None;
+        if let Some((token, logprob)) = drawn.filter(|_| cancelled.is_none()) {
+            let known = &mut running.known;
+            let first_position = known.produced();
+            known.tokens.push(token);
+            self.totals.produced_tokens += 1;
+            frame = Some(Frame {
+                attempt: part.order.attempt,
+                first_position,
+                tokens: vec![(token, logprob)],
+                cached_tokens: known.cached_tokens.unwrap_or(0),
+                finished: known.finished(),
+            });
+        }
+        self.tell(part.order, out);
+        if let Some(steps) = cancelled {
+            self.count_cancel(steps);
+            self.drop_running(part.order, out);
+        } else if frame.as_ref().is_some_and(|f| f.finished.is_some()) {
+            self.drop_running(part.order, out);
+        } else if doom == Some(Doom::Preempt) {
+            self.preempt(part.order, out);
+        }
+        frame
+    }
+
+    /// Tells the KV manager of newly full blocks, with the tokens it has not seen.
+    fn tell(&mut self, order: Order, out: &mut Vec<Effect>) {
+        let Some(running) = self.running.get_mut(&order) else {
+            return;
+        };
+        let full = running.computed / self.config.pool.block_tokens;
+        if full > running.told_blocks {
+            let tokens = running.known.tokens[running.told_tokens as usize..].to_vec();
+            running.told_blocks = full;
+            running.told_tokens = running.known.len();
+            out.push(Effect::Kv(kv::Input::Commit {
+                attempt: order.attempt,
+                tokens,
+                computed: running.computed,
+            }));
+        }
+    }
+}

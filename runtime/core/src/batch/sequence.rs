@@ -1,0 +1,152 @@
+//! What the planner knows of one sequence, by phase.
+
+use super::Sequence;
+use crate::ids::{AttemptKey, BlockId, RequestNumber, TokenId};
+use crate::kv::identity::Scope;
+use crate::request::{Finish, Generation};
+
+/// Who goes first: the lower request number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Order {
+    pub number: RequestNumber,
+    pub attempt: AttemptKey,
+}
+
+/// What stays the same, or only grows, whether the sequence waits or runs.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub child: u32,
+    pub scope: Scope,
+    pub generation: Generation,
+    /// Prompt and everything produced.
+    pub tokens: Vec<TokenId>,
+    pub prompt_tokens: u32,
+    /// Length at which the sequence ends by itself.
+    pub tokens_max: u32,
+    /// Prompt tokens that the first reservation reused; `None` before it.
+    pub cached_tokens: Option<u32>,
+}
+
+impl Known {
+    /// A sequence of at least one prompt token and at most `u32::MAX` tokens in all.
+    pub fn new(sequence: Sequence) -> Self {
+        let prompt_tokens = sequence.tokens.len() as u32 - sequence.produced_before;
+        let tokens_max = prompt_tokens.saturating_add(sequence.generation.max_new_tokens);
+        Self {
+            child: sequence.child,
+            scope: sequence.scope,
+            generation: sequence.generation,
+            tokens: sequence.tokens,
+            prompt_tokens,
+            tokens_max: tokens_max.min(sequence.context_tokens_max),
+            cached_tokens: None,
+        }
+    }
+
+    pub fn len(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    pub fn produced(&self) -> u32 {
+        self.len() - self.prompt_tokens
+    }
+
+    /// Blocks that the sequence needs at most. A reservation covers one token more than is known, so the last position
+    /// counts although its KV is never read.
+    pub fn blocks_max(&self, block_tokens: u32) -> u32 {
+        self.tokens_max.div_ceil(block_tokens)
+    }
+
+    /// Whether the sequence is over with the tokens it has.
+    pub fn finished(&self) -> Option<Finish> {
+        let last = self.tokens.last().filter(|_| self.produced() > 0);
+        if last.is_some_and(|token| self.generation.stop_tokens.contains(token)) {
+            Some(Finish::Stop)
+        } else if self.len() >= self.tokens_max {
+            Some(Finish::Length)
+        } else {
+            None
+        }
+    }
+}
+
+/// Where a waiting sequence stands with the KV manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    No,
+    /// Preempted while a growth was in question: that answer comes first, and means nothing.
+    Settling,
+    /// A reservation is in question. `again` when it was refused before: nobody may ask behind it.
+    Open {
+        again: bool,
+        mark: u64,
+    },
+    Refused {
+        mark: u64,
+        wanted: u32,
+        available: u32,
+    },
+}
+
+impl Ask {
+    pub fn is_open(self) -> bool {
+        matches!(self, Self::Open { .. })
+    }
+}
+
+/// A sequence without blocks.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub known: Known,
+    pub ask: Ask,
+}
+
+/// Where a running sequence stands with the KV manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Growth {
+    Quiet,
+    Open { mark: u64 },
+    Refused { mark: u64, available: u32 },
+}
+
+/// What happens to a running sequence when the step in flight is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Doom {
+    Preempt,
+    /// With the number of steps done when the cancel came.
+    Cancel {
+        steps: u64,
+    },
+}
+
+/// A sequence with blocks.
+#[derive(Clone, Debug)]
+pub(super) struct Running {
+    pub known: Known,
+    pub blocks: Vec<BlockId>,
+    /// Leading positions whose KV is written.
+    pub computed: u32,
+    /// Tokens, and full blocks, that the KV manager was told of.
+    pub told_tokens: u32,
+    pub told_blocks: u32,
+    pub growth: Growth,
+    pub in_step: bool,
+    pub doom: Option<Doom>,
+}
+
+impl Running {
+    /// Positions that the blocks have room for.
+    pub fn covered(&self, block_tokens: u32) -> u32 {
+        (self.blocks.len() as u32).saturating_mul(block_tokens)
+    }
+
+    /// Known tokens without KV: 1 when decoding, more in prefill.
+    pub fn uncomputed(&self) -> u32 {
+        self.known.len() - self.computed
+    }
+
+    /// The next token has no place.
+    pub fn is_short(&self, block_tokens: u32) -> bool {
+        self.covered(block_tokens) < self.known.len()
+    }
+}

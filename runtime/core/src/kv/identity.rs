@@ -1,0 +1,205 @@
+//! What a block of tokens is called: one definition for the tree, for routing and for whatever is stored later.
+//!
+//! A block's key covers the scope, all tokens before the block and the block itself, so equal keys mean equal prefixes.
+//! Every hashed field is tagged and length-prefixed: no two different inputs give the hasher the same bytes.
+
+use crate::ids::TokenId;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// First byte of everything hashed here: what kind of thing follows.
+const TAG_SCOPE: u8 = 1;
+const TAG_TOKENS: u8 = 2;
+/// Tags of a scope's fields.
+const FIELD_TENANT: u8 = 1;
+const FIELD_ADAPTER: u8 = 2;
+
+/// Who may share blocks with whom: blocks are reused within one scope and never across two.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Scope {
+    /// Keyed hash of the tenant.
+    pub tenant: u64,
+    /// The adapter that shaped the KV; `None` for the base model.
+    pub adapter: Option<u64>,
+}
+
+impl Scope {
+    /// The key that the first block of a sequence hangs from.
+    pub fn root(&self) -> BlockKey {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&[TAG_SCOPE]);
+        let fields = [
+            (FIELD_TENANT, Some(self.tenant)),
+            (FIELD_ADAPTER, self.adapter),
+        ];
+        for (tag, value) in fields {
+            let Some(value) = value else { continue };
+            hasher.update(&[tag]);
+            hasher.update(&8u64.to_le_bytes());
+            hasher.update(&value.to_le_bytes());
+        }
+        BlockKey(*hasher.finalize().as_bytes())
+    }
+}
+
+/// A block's 256-bit chained key.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BlockKey(pub [u8; 32]);
+
+impl BlockKey {
+    /// The key of the block of `tokens` that follows this one.
+    ///
+    /// # Cost
+    /// One hash over the block's tokens; what lies before it is in `self`.
+    pub fn child(&self, tokens: &[TokenId]) -> BlockKey {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&[TAG_TOKENS]);
+        hasher.update(&self.0);
+        hasher.update(&(tokens.len() as u64).to_le_bytes());
+        let mut bytes = [0u8; 4 * 64];
+        for run in tokens.chunks(64) {
+            for (to, token) in bytes.chunks_exact_mut(4).zip(run) {
+                to.copy_from_slice(&token.to_le_bytes());
+            }
+            hasher.update(&bytes[..4 * run.len()]);
+        }
+        BlockKey(*hasher.finalize().as_bytes())
+    }
+
+    /// The first 64 bits: enough to estimate a match when routing, never to hand out blocks.
+    pub fn truncated(&self) -> u64 {
+        let mut low = [0u8; 8];
+        low.copy_from_slice(&self.0[..8]);
+        u64::from_le_bytes(low)
+    }
+}
+
+impl fmt::Debug for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BlockKey({:016x}..)", self.truncated())
+    }
+}
+
+/// The keys of all full blocks of `tokens`, in order. A block size of 0 has no blocks.
+pub fn chain(scope: &Scope, tokens: &[TokenId], block_tokens: u32) -> Vec<BlockKey> {
+    if block_tokens == 0 {
+        return Vec::new();
+    }
+    let mut parent = scope.root();
+    let mut keys = Vec::with_capacity(tokens.len() / block_tokens as usize);
+    for block in tokens.chunks_exact(block_tokens as usize) {
+        parent = parent.child(block);
+        keys.push(parent);
+    }
+    keys
+}
+
+/// The chain as it travels with a request for probing.
+pub fn truncated_chain(scope: &Scope, tokens: &[TokenId], block_tokens: u32) -> Vec<u64> {
+    chain(scope, tokens, block_tokens)
+        .iter()
+        .map(BlockKey::truncated)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    const BASE: Scope = Scope {
+        tenant: 7,
+        adapter: None,
+    };
+
+    #[test]
+    fn a_key_covers_scope_and_every_token_before_it() {
+        let tokens: Vec<u32> = (0..64).collect();
+        let keys = chain(&BASE, &tokens, 16);
+        assert_eq!(keys.len(), 4);
+        for changed in 0..64 {
+            let mut other = tokens.clone();
+            other[changed] += 1000;
+            let others = chain(&BASE, &other, 16);
+            for block in 0..4 {
+                assert_eq!(
+                    keys[block] == others[block],
+                    block < changed / 16,
+                    "token {changed}, block {block}"
+                );
+            }
+        }
+        let elsewhere = chain(
+            &Scope {
+                tenant: 8,
+                adapter: None,
+            },
+            &tokens,
+            16,
+        );
+        assert!(keys.iter().zip(&elsewhere).all(|(a, b)| a != b));
+    }
+
+    #[test]
+    fn tenant_and_adapter_of_the_same_value_do_not_collide() {
+        let scopes = [
+            Scope {
+                tenant: 0,
+                adapter: None,
+            },
+            Scope {
+                tenant: 0,
+                adapter: Some(0),
+            },
+            Scope {
+                tenant: 7,
+                adapter: None,
+            },
+            Scope {
+                tenant: 0,
+                adapter: Some(7),
+            },
+            Scope {
+                tenant: 7,
+                adapter: Some(0),
+            },
+            Scope {
+                tenant: 7,
+                adapter: Some(7),
+            },
+        ];
+        let roots: BTreeSet<_> = scopes.iter().map(Scope::root).collect();
+        assert_eq!(roots.len(), scopes.len());
+    }
+
+    #[test]
+    fn a_key_is_the_hash_of_its_tagged_and_counted_fields() {
+        let mut scope = vec![1u8, 1, 8, 0, 0, 0, 0, 0, 0, 0];
+        scope.extend(7u64.to_le_bytes());
+        let root = blake3::hash(&scope);
+        assert_eq!(BASE.root().0, *root.as_bytes());
+        let tokens: Vec<u32> = (0..100).map(|t| t * 0x01010101).collect();
+        let mut block = vec![2u8];
+        block.extend(root.as_bytes());
+        block.extend(100u64.to_le_bytes());
+        block.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
+        let key = chain(&BASE, &tokens, 100)[0];
+        assert_eq!(key.0, *blake3::hash(&block).as_bytes());
+        assert_eq!(key.truncated().to_le_bytes(), key.0[..8]);
+    }
+
+    #[test]
+    fn only_full_blocks_have_keys() {
+        let tokens: Vec<u32> = (0..33).collect();
+        assert_eq!(chain(&BASE, &tokens[..15], 16), []);
+        assert_eq!(chain(&BASE, &tokens, 16).len(), 2);
+        assert_eq!(chain(&BASE, &tokens, 16), chain(&BASE, &tokens[..32], 16));
+        assert_eq!(chain(&BASE, &tokens, 0), []);
+        assert_ne!(
+            chain(&BASE, &tokens[..32], 32),
+            chain(&BASE, &tokens[..32], 16)[1..]
+        );
+    }
+}
