@@ -1,1 +1,3 @@
+//! Bytes between named, authenticated peers. Today: the wire codec.
 
+pub mod codec;

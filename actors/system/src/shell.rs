@@ -133,7 +133,9 @@ impl<A: Actor, F: Fn() -> A + Send + Sync + 'static> Shell<A, F> {
     ) -> Result<(), Crash> {
         running.around.mailbox.taken();
         let handled = self.entry.handled.fetch_add(1, Ordering::Relaxed);
-        let timed = (handled % TIMED_ONE_IN == 0).then(|| (A::kind(&message), Instant::now()));
+        let timed = handled
+            .is_multiple_of(TIMED_ONE_IN)
+            .then(|| (A::kind(&message), Instant::now()));
         let mut context = Context {
             around: &mut running.around,
             trace,
