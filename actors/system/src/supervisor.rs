@@ -114,6 +114,15 @@ impl Start for SupervisorStart {
     }
 }
 
+/// A supervisor that is killed while it waits for a child takes the child with it: ractor's own links spare whoever drains.
+struct KillOnDrop(ActorCell);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
+}
+
 struct Supervisor {
     branch: Arc<Branch>,
     node: Node,
@@ -165,20 +174,24 @@ impl Supervisor {
     }
 
     /// Drains one child, kills it at its deadline, and abandons it when even that does not help.
-    async fn stop_child(&self, index: usize, live: Live) {
+    async fn stop_child(&self, myself: &ActorCell, index: usize, live: Live) {
         let Child {
             entry,
             stop_deadline,
             ..
         } = &self.branch.children[index];
         entry.set_state(ActorState::Stopping);
+        // A linked actor would send its machine along with the news of its end, to be dropped whenever this supervisor reads its
+        // events; unlinked, its task drops it before it completes. From here on the guard does what the link did.
+        live.cell.unlink(myself.clone());
+        let guard = KillOnDrop(live.cell);
         let mut handle = live.handle;
         // An error says that it has ended already.
-        let _ = live.cell.drain();
+        let _ = guard.0.drain();
         let state = if timeout(*stop_deadline, &mut handle).await.is_ok() {
             ActorState::Stopped
         } else {
-            live.cell.kill();
+            guard.0.kill();
             match timeout(KILL_GRACE, &mut handle).await {
                 Ok(_) => ActorState::Killed,
                 Err(_) => ActorState::Abandoned,
@@ -191,11 +204,11 @@ impl Supervisor {
     }
 
     /// Last started, first stopped.
-    async fn stop_children(&self, group: &mut Group, range: Range<usize>) {
+    async fn stop_children(&self, myself: &ActorCell, group: &mut Group, range: Range<usize>) {
         for index in range.rev() {
             let state = std::mem::replace(&mut group.states[index], ChildState::Ended);
             match state {
-                ChildState::Live(live) => self.stop_child(index, live).await,
+                ChildState::Live(live) => self.stop_child(myself, index, live).await,
                 ChildState::Waiting { .. } => {
                     let entry = &self.branch.children[index].entry;
                     entry.set_state(ActorState::Stopped);
@@ -239,7 +252,8 @@ impl Supervisor {
             let gave_up = format!(
                 "gave up: more than {restarts} restarts within {window:?}, last {name:?} {reason}"
             );
-            self.stop_children(group, 0..group.states.len()).await;
+            self.stop_children(myself, group, 0..group.states.len())
+                .await;
             child.entry.set_state(settled);
             self.branch.entry.failures.fetch_add(1, Ordering::Relaxed);
             let _ = self.ending.set(Ending::Crashed(gave_up.clone()));
@@ -256,7 +270,7 @@ impl Supervisor {
             Strategy::OneForAll => 0..group.states.len(),
             Strategy::RestForOne => failed..group.states.len(),
         };
-        self.stop_children(group, range.clone()).await;
+        self.stop_children(myself, group, range.clone()).await;
         group.epoch += 1;
         let epoch = group.epoch;
         for index in range {
@@ -376,7 +390,7 @@ impl ractor::Actor for Supervisor {
                 Err(reason) => {
                     let entry = &self.branch.children[index].entry;
                     entry.set_state(ActorState::Failed);
-                    self.stop_children(&mut group, 0..index).await;
+                    self.stop_children(&myself, &mut group, 0..index).await;
                     let name = &entry.name;
                     return Err(format!("child {name:?} {reason}").into());
                 }
@@ -402,9 +416,12 @@ impl ractor::Actor for Supervisor {
         group: &mut Group,
     ) -> Result<(), ActorProcessingErr> {
         let cell = match event {
-            // The event may carry the machine's last state, dropped here: before a successor is made.
-            SupervisionEvent::ActorTerminated(cell, ..)
-            | SupervisionEvent::ActorFailed(cell, _) => cell,
+            SupervisionEvent::ActorTerminated(cell, last_state, _) => {
+                // The machine goes before its successor is made.
+                drop(last_state);
+                cell
+            }
+            SupervisionEvent::ActorFailed(cell, _) => cell,
             SupervisionEvent::ActorStarted(_)
             | SupervisionEvent::ProcessGroupChanged(_)
             | SupervisionEvent::PidLifecycleEvent(_) => return Ok(()),
@@ -423,10 +440,11 @@ impl ractor::Actor for Supervisor {
 
     async fn post_stop(
         &self,
-        _myself: ActorRef<Restarts>,
+        myself: ActorRef<Restarts>,
         group: &mut Group,
     ) -> Result<(), ActorProcessingErr> {
-        self.stop_children(group, 0..group.states.len()).await;
+        self.stop_children(&myself, group, 0..group.states.len())
+            .await;
         self.branch.entry.set_state(ActorState::Stopped);
         let _ = self.ending.set(Ending::Clean);
         Ok(())
