@@ -1,1 +1,4 @@
-
+pub mod api;
+pub mod config;
+pub mod fetch;
+pub mod text;
