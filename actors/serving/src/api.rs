@@ -4,6 +4,7 @@ use starling_actors::TraceContext;
 use starling_core::ids::{ConversationKey, RankId, TokenId};
 use starling_core::rejection::Rejection;
 use starling_core::request::{Finish, Generation};
+use starling_core::round::Explicit;
 use std::sync::Arc;
 
 /// A request once text and JSON are behind it.
@@ -13,6 +14,10 @@ pub struct Submission {
     pub generation: Generation,
     /// Keyed hash of (tenant, conversation name); turns of one conversation return to the rank that holds its prefix.
     pub conversation: Option<ConversationKey>,
+    /// A rank that the client named.
+    pub explicit: Option<Explicit>,
+    /// Higher is served first under the priority queue; 0.5 is the default. Finite.
+    pub priority: f64,
     /// Keyed hash of the tenant (bearer key): blocks are shared within a tenant only.
     pub tenant: u64,
     /// The HTTP span: parent of every span of this request.

@@ -10,7 +10,9 @@
 pub mod admission;
 pub mod batch;
 pub mod digest;
+pub mod fence;
 pub mod ids;
+pub mod ingress;
 pub mod kv;
 pub mod placement;
 pub mod rejection;

@@ -70,8 +70,9 @@ pub struct Member {
 pub enum Input {
     /// Something of this node that all must learn.
     Announce(Entry),
-    /// Newest snapshot of a local rank.
-    Rank(RankSnapshot),
+    /// Newest snapshot of a local rank, and what the rank has to say with it: together, so that no contribution
+    /// carries the one without the other.
+    FromRank { entry: Option<Entry>, snapshot: RankSnapshot },
     /// Another member's contribution.
     Received(Contribution),
     /// The replica applied `round`.
@@ -173,14 +174,16 @@ impl Machine {
     /// Takes one input at `now_us` of a monotonic clock.
     pub fn handle(&mut self, now_us: u64, input: Input, out: &mut Vec<Effect>) {
         match input {
-            Input::Announce(entry) => {
-                self.outbox.push_back(Sequenced { seq: self.next_seq, entry });
-                self.next_seq += 1;
+            Input::Announce(entry) => self.announce(entry),
+            Input::FromRank { entry, snapshot } => {
+                match self.ranks.iter_mut().find(|r| r.rank == snapshot.rank) {
+                    Some(known) => *known = snapshot,
+                    None => self.ranks.push(snapshot),
+                }
+                if let Some(entry) = entry {
+                    self.announce(entry);
+                }
             }
-            Input::Rank(snapshot) => match self.ranks.iter_mut().find(|r| r.rank == snapshot.rank) {
-                Some(known) => *known = snapshot,
-                None => self.ranks.push(snapshot),
-            },
             Input::Received(contribution) => {
                 if let Err(dropped) = self.receive(contribution) {
                     out.push(Effect::Dropped(dropped));
@@ -194,6 +197,11 @@ impl Machine {
             Input::Tick => {}
         }
         self.advance(now_us, out);
+    }
+
+    fn announce(&mut self, entry: Entry) {
+        self.outbox.push_back(Sequenced { seq: self.next_seq, entry });
+        self.next_seq += 1;
     }
 
     /// When this machine wants a `Tick`; `None` while it waits for the replica or for other members.

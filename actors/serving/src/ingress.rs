@@ -1,0 +1,366 @@
+//! The ingress' actor, one a node: owns the open requests. Streams of tokens out, arrivals and ends into the rounds.
+
+use crate::api::{Placed, StreamEvent, StreamToken};
+use crate::clock::Clock;
+use crate::gpu_worker;
+use crate::observer::{IngressReport, Observer};
+use crate::queue;
+use crate::router::Decided;
+use crate::wakeup::Wakeup;
+use crate::{Addresses, Settings};
+use starling_actors::{Actor, ActorError, Context, Reply, SpanRecord, TraceContext};
+use starling_core::batch::Frame;
+use starling_core::ids::{AttemptKey, Incarnation, RequestKey};
+use starling_core::ingress::{Effect, Input, Machine, Submission, Ticket};
+use starling_core::rejection::Rejection;
+use starling_core::replica::Decision;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+use tokio::sync::mpsc::UnboundedSender;
+
+pub enum Message {
+    /// The trace of the message is the request's.
+    Submit {
+        submission: Box<Submission>,
+        events: UnboundedSender<StreamEvent>,
+    },
+    /// The client left.
+    Cancel(Ticket),
+    /// The edge found a stop string.
+    Finish(Ticket),
+    /// One step's tokens of one rank.
+    Frames(Vec<Frame>),
+    Decided(Box<Decided>),
+    /// The rank cannot run the attempt, and no other can.
+    Refused {
+        attempt: AttemptKey,
+        rejection: Rejection,
+    },
+    NewCluster(Incarnation),
+    Drain,
+    /// How many requests are open.
+    Open(Reply<usize>),
+    Tick,
+}
+
+/// The client's side of an open request. The channel holds at most the request's tokens.
+struct Client {
+    events: UnboundedSender<StreamEvent>,
+    trace: TraceContext,
+    submitted: Instant,
+    submitted_at: SystemTime,
+    enqueued_at: Option<SystemTime>,
+}
+
+pub struct Ingress {
+    machine: Machine,
+    clients: BTreeMap<Ticket, Client>,
+    node: Arc<str>,
+    addresses: Arc<Addresses>,
+    observer: Arc<dyn Observer>,
+    clock: Clock,
+    wakeup: Wakeup,
+    effects: Vec<Effect>,
+}
+
+impl Ingress {
+    pub fn new(
+        settings: &Settings,
+        addresses: Arc<Addresses>,
+        observer: Arc<dyn Observer>,
+        clock: Clock,
+    ) -> Self {
+        Self {
+            machine: Machine::new(settings.ingress.clone()),
+            clients: BTreeMap::new(),
+            node: Arc::clone(&settings.node),
+            addresses,
+            observer,
+            clock,
+            wakeup: Wakeup::default(),
+            effects: Vec::new(),
+        }
+    }
+
+    fn drive(&mut self, context: &mut Context<'_, Message>, input: Input) {
+        let mut effects = std::mem::take(&mut self.effects);
+        self.machine
+            .handle(self.clock.now_us(), input, &mut effects);
+        for effect in effects.drain(..) {
+            self.perform(context, effect);
+        }
+        self.effects = effects;
+    }
+
+    fn perform(&mut self, context: &mut Context<'_, Message>, effect: Effect) {
+        match effect {
+            Effect::Announce(entry) => {
+                // A queue that is down makes a new cluster, which asks for every open request again.
+                let _ = self
+                    .addresses
+                    .queue
+                    .tell(context.trace(), queue::Message::Announce(entry));
+            }
+            Effect::Prompt {
+                ticket,
+                rank,
+                prompt,
+            } => {
+                let attempt = prompt.attempt;
+                let trace = self
+                    .clients
+                    .get(&ticket)
+                    .map(|c| c.trace)
+                    .unwrap_or_default();
+                let message = gpu_worker::Message::Prompt(Box::new(prompt));
+                let delivered = match self.addresses.ranks.get(rank.0 as usize) {
+                    Some(rank) => rank.worker.tell(trace, message).is_ok(),
+                    None => false,
+                };
+                if !delivered {
+                    self.drive_nested(context, Input::PromptUndelivered { attempt });
+                }
+            }
+            Effect::Stop { rank, attempt } => {
+                if let Some(rank) = self.addresses.ranks.get(rank.0 as usize) {
+                    // A rank that is down runs nothing.
+                    let _ = rank
+                        .worker
+                        .tell(context.trace(), gpu_worker::Message::Stop(attempt));
+                }
+            }
+            Effect::Placed {
+                ticket,
+                rank,
+                attempt,
+            } => {
+                let node = Arc::clone(&self.node);
+                self.send(
+                    ticket,
+                    StreamEvent::Placed(Placed {
+                        node,
+                        rank,
+                        attempt: attempt.0,
+                    }),
+                );
+            }
+            Effect::Tokens {
+                ticket,
+                tokens,
+                cached_tokens,
+            } => {
+                let token = |(token, logprob)| StreamToken {
+                    token,
+                    logprob,
+                    cached_tokens,
+                };
+                self.send(
+                    ticket,
+                    StreamEvent::Tokens(tokens.into_iter().map(token).collect()),
+                );
+            }
+            Effect::Ended { ticket, finish } => {
+                self.send(ticket, StreamEvent::Ended(finish));
+                self.clients.remove(&ticket);
+            }
+            Effect::Failed { ticket, rejection } => {
+                self.observer.rejected(&rejection);
+                self.send(ticket, StreamEvent::Failed(rejection));
+                self.clients.remove(&ticket);
+            }
+        }
+    }
+
+    fn drive_nested(&mut self, context: &mut Context<'_, Message>, input: Input) {
+        let mut effects = Vec::new();
+        self.machine
+            .handle(self.clock.now_us(), input, &mut effects);
+        for effect in effects {
+            self.perform(context, effect);
+        }
+    }
+
+    /// A client that left says so by itself: its stream sends `Cancel` when it is dropped.
+    fn send(&self, ticket: Ticket, event: StreamEvent) {
+        if let Some(client) = self.clients.get(&ticket) {
+            let _ = client.events.send(event);
+        }
+    }
+
+    fn decided(&mut self, context: &mut Context<'_, Message>, decided: &Decided) {
+        for decision in &decided.decisions {
+            match decision {
+                Decision::Enqueued { key, .. } => self.enqueued(context, *key, decided.ended),
+                Decision::Placed {
+                    attempt, rank, why, ..
+                } => {
+                    self.placed(context, attempt.key, decided, (rank.0, why));
+                    self.drive(
+                        context,
+                        Input::Placed {
+                            attempt: *attempt,
+                            rank: *rank,
+                        },
+                    );
+                }
+                Decision::Seal { attempt } => {
+                    self.drive(context, Input::Seal { attempt: *attempt })
+                }
+                Decision::Rejected { key, rejection } => {
+                    self.drive(
+                        context,
+                        Input::Rejected {
+                            key: *key,
+                            rejection: rejection.clone(),
+                        },
+                    );
+                }
+                Decision::Stop { .. } => {}
+            }
+        }
+    }
+
+    fn enqueued(&mut self, context: &Context<'_, Message>, key: RequestKey, at: SystemTime) {
+        let Some(client) = self.clients.get_mut(&Ticket(key.seq)) else {
+            return;
+        };
+        client.enqueued_at = Some(at);
+        context.span(SpanRecord {
+            parent: client.trace,
+            span_id: None,
+            name: "announce",
+            start: client.submitted_at,
+            end: at,
+            attributes: vec![("starling.actor", "queue".into())],
+        });
+    }
+
+    fn placed(
+        &mut self,
+        context: &Context<'_, Message>,
+        key: RequestKey,
+        decided: &Decided,
+        (rank, why): (u32, &starling_core::placement::Why),
+    ) {
+        let Some(client) = self.clients.get_mut(&Ticket(key.seq)) else {
+            return;
+        };
+        self.observer
+            .placed(why.label(), client.submitted.elapsed());
+        if !client.trace.is_sampled() {
+            return;
+        }
+        let enqueued = client.enqueued_at.unwrap_or(client.submitted_at);
+        context.span(SpanRecord {
+            parent: client.trace,
+            span_id: None,
+            name: "admission",
+            start: enqueued,
+            end: decided.started.max(enqueued),
+            attributes: vec![("starling.actor", "router".into())],
+        });
+        context.span(SpanRecord {
+            parent: client.trace,
+            span_id: None,
+            name: "placement",
+            start: decided.started,
+            end: decided.ended,
+            attributes: vec![
+                ("starling.actor", "router".into()),
+                ("starling.round", decided.round.0.into()),
+                ("starling.rank", rank.into()),
+                ("starling.placement.why", why.label().into()),
+                ("starling.placement.terms", format!("{why:?}").into()),
+            ],
+        });
+    }
+
+    fn submit(
+        &mut self,
+        context: &mut Context<'_, Message>,
+        submission: Box<Submission>,
+        events: UnboundedSender<StreamEvent>,
+    ) {
+        if let Some(known) = self.clients.get(&submission.ticket) {
+            // Tickets are drawn from one counter: a known one is a fault of the caller, and not of that client.
+            tracing::error!(ticket = submission.ticket.0, trace = ?known.trace, "ticket given twice");
+            let key = RequestKey {
+                seq: submission.ticket.0,
+                ..RequestKey::default()
+            };
+            let _ = events.send(StreamEvent::Failed(Rejection::DuplicateRequest { key }));
+            return;
+        }
+        let client = Client {
+            events,
+            trace: context.trace(),
+            submitted: Instant::now(),
+            submitted_at: SystemTime::now(),
+            enqueued_at: None,
+        };
+        self.clients.insert(submission.ticket, client);
+        self.drive(context, Input::Submit(submission));
+    }
+}
+
+impl Actor for Ingress {
+    type Message = Message;
+
+    fn handle(
+        &mut self,
+        context: &mut Context<'_, Message>,
+        message: Message,
+    ) -> Result<(), ActorError> {
+        match message {
+            Message::Submit { submission, events } => self.submit(context, submission, events),
+            Message::Cancel(ticket) => {
+                self.clients.remove(&ticket);
+                self.drive(context, Input::Cancel(ticket));
+            }
+            Message::Finish(ticket) => {
+                self.clients.remove(&ticket);
+                self.drive(context, Input::Finish(ticket));
+            }
+            Message::Frames(frames) => {
+                for frame in frames {
+                    self.drive(context, Input::Frame(frame));
+                }
+            }
+            Message::Decided(decided) => self.decided(context, &decided),
+            Message::Refused { attempt, rejection } => {
+                self.drive(context, Input::Refused { attempt, rejection });
+            }
+            Message::NewCluster(incarnation) => self.drive(context, Input::NewCluster(incarnation)),
+            Message::Drain => self.drive(context, Input::Drain),
+            Message::Open(reply) => reply.send(self.machine.open_len()),
+            Message::Tick => {
+                self.wakeup.fired();
+                self.drive(context, Input::Tick);
+            }
+        }
+        let due = self.machine.poll_timeout();
+        self.wakeup.arm(context, &self.clock, due, Message::Tick);
+        self.observer.ingress(&IngressReport {
+            open: self.machine.open_len(),
+            backlog: self.machine.backlog_len(),
+            counts: self.machine.counts(),
+        });
+        Ok(())
+    }
+
+    fn kind(message: &Message) -> &'static str {
+        match message {
+            Message::Submit { .. } => "submit",
+            Message::Cancel(_) => "cancel",
+            Message::Finish(_) => "finish",
+            Message::Frames(_) => "frames",
+            Message::Decided(_) => "decided",
+            Message::Refused { .. } => "refused",
+            Message::NewCluster(_) => "new_cluster",
+            Message::Drain => "drain",
+            Message::Open(_) => "open",
+            Message::Tick => "tick",
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! A rank's KV manager: owns the machine that knows which blocks hold what, and alone reserves them.
+
+use crate::gpu_worker;
+use crate::{RankAddresses, Settings};
+use starling_actors::{Actor, ActorError, Context, SpanRecord};
+use starling_core::ids::RankId;
+use starling_core::kv::{ConfigError, Effect, Input, Manager};
+use std::time::SystemTime;
+
+pub enum Message {
+    /// One request's reservation: the trace of the message is the request's.
+    Reserve(Input),
+    /// Growth, commits and releases of one step.
+    Changes(Vec<Input>),
+}
+
+pub struct KvManager {
+    rank: RankId,
+    manager: Manager,
+    addresses: RankAddresses,
+    effects: Vec<Effect>,
+}
+
+impl KvManager {
+    /// # Errors
+    /// A pool that cannot hold anything; checked before the tree starts.
+    pub fn new(
+        settings: &Settings,
+        rank: RankId,
+        addresses: RankAddresses,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self {
+            rank,
+            manager: Manager::new(settings.kv)?,
+            addresses,
+            effects: Vec::new(),
+        })
+    }
+
+    /// Tells the worker, which shares this actor's supervisor and fate.
+    fn answer(&mut self, context: &Context<'_, Message>) {
+        let effects = std::mem::take(&mut self.effects);
+        let answer = gpu_worker::Message::Kv {
+            effects,
+            stats: self.manager.stats(),
+        };
+        let _ = self.addresses.worker.tell(context.trace(), answer);
+    }
+
+    fn reserve(&mut self, context: &Context<'_, Message>, input: Input) {
+        let start = SystemTime::now();
+        self.manager.handle(0, input, &mut self.effects);
+        let mut attributes = vec![
+            ("starling.actor", "kv_manager".into()),
+            ("starling.rank", self.rank.0.into()),
+        ];
+        match self.effects.last() {
+            Some(Effect::Reserved {
+                blocks,
+                cached_tokens,
+                ..
+            }) => {
+                attributes.push(("starling.kv.blocks", blocks.len().into()));
+                attributes.push(("starling.kv.cached_tokens", (*cached_tokens).into()));
+            }
+            Some(Effect::Exhausted {
+                wanted, available, ..
+            }) => {
+                attributes.push(("starling.kv.blocks_wanted", (*wanted).into()));
+                attributes.push(("starling.kv.blocks_available", (*available).into()));
+            }
+            _ => {}
+        }
+        context.span(SpanRecord {
+            parent: context.trace(),
+            span_id: None,
+            name: "kv.reserve",
+            start,
+            end: SystemTime::now(),
+            attributes,
+        });
+    }
+}
+
+impl Actor for KvManager {
+    type Message = Message;
+
+    fn handle(
+        &mut self,
+        context: &mut Context<'_, Message>,
+        message: Message,
+    ) -> Result<(), ActorError> {
+        match message {
+            Message::Reserve(input) => {
+                self.reserve(context, input);
+                self.answer(context);
+            }
+            Message::Changes(inputs) => {
+                for input in inputs {
+                    self.manager.handle(0, input, &mut self.effects);
+                }
+                self.answer(context);
+            }
+        }
+        Ok(())
+    }
+
+    fn kind(message: &Message) -> &'static str {
+        match message {
+            Message::Reserve(_) => "reserve",
+            Message::Changes(_) => "changes",
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What the serving actors report to whoever measures. Called from the actors, so an implementation must be cheap.
+
+use starling_core::ids::RankId;
+use starling_core::rejection::Rejection;
+use starling_core::{batch, ingress, kv, replica};
+use std::time::Duration;
+
+/// Every method may be left out.
+pub trait Observer: Send + Sync + 'static {
+    /// A round was applied; `took` from the contribution to here.
+    fn round(&self, _round: &RoundReport) {}
+
+    /// A request was placed, `waited` after it was submitted.
+    fn placed(&self, _why: &'static str, _waited: Duration) {}
+
+    fn rejected(&self, _rejection: &Rejection) {}
+
+    /// A rank's newest state, after a step or a change of its blocks.
+    fn rank(&self, _rank: RankId, _batch: &batch::Stats, _kv: &kv::Stats) {}
+
+    /// A step of `tokens` tokens took `took`.
+    fn step(&self, _rank: RankId, _tokens: usize, _took: Duration) {}
+
+    /// The ingress' state after a change.
+    fn ingress(&self, _report: &IngressReport) {}
+
+    /// A prompt came for an attempt that was not placed here, or a placed one was lost.
+    fn fenced(&self, _rank: RankId) {}
+
+    fn lost(&self, _rank: RankId, _attempts: usize) {}
+}
+
+/// Reports nothing.
+pub struct NoObserver;
+
+impl Observer for NoObserver {}
+
+/// A round as one node saw it.
+#[derive(Clone, Debug)]
+pub struct RoundReport {
+    pub round: u64,
+    /// Requests in the waiting queue.
+    pub waiting: usize,
+    /// Requests announced and not ended.
+    pub requests: usize,
+    /// From the completed round to its decisions.
+    pub apply: Duration,
+    pub faults: replica::Faults,
+}
+
+/// The ingress' open requests.
+#[derive(Clone, Copy, Debug)]
+pub struct IngressReport {
+    pub open: usize,
+    pub backlog: usize,
+    pub counts: ingress::Counts,
+}

@@ -1,0 +1,331 @@
+//! The tree, its settings, and the handle that the rest of the node holds.
+
+use crate::api::Submission;
+use crate::clock::Clock;
+use crate::gpu_worker::GpuWorker;
+use crate::ingress::Ingress;
+use crate::kv_manager::KvManager;
+use crate::observer::Observer;
+use crate::queue::Queue;
+use crate::router::{PlacementDebug, Router};
+use crate::stream::TokenStream;
+use crate::{Addresses, Surroundings, ingress, queue, router};
+use starling_actors::{
+    ActorError, ActorSpec, AskError, Node, StartError, Strategy, SupervisorSpec, TraceContext, Tree,
+};
+use starling_core::ids::RankId;
+use starling_core::kv::Manager;
+use starling_core::{batch, ingress as core_ingress, kv, placement, replica, round};
+use starling_gpu::Backend;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Makes the backend of a rank; called again each time the rank starts over.
+pub trait Backends: Send + Sync + 'static {
+    /// # Errors
+    /// Why the device or the model cannot be used.
+    fn backend(&self, rank: RankId) -> Result<Box<dyn Backend>, ActorError>;
+}
+
+impl<F> Backends for F
+where
+    F: Fn(RankId) -> Result<Box<dyn Backend>, ActorError> + Send + Sync + 'static,
+{
+    fn backend(&self, rank: RankId) -> Result<Box<dyn Backend>, ActorError> {
+        self(rank)
+    }
+}
+
+/// Everything the actors need to know. All limits are in here.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The node's name, as clients see it.
+    pub node: Arc<str>,
+    pub ranks: u32,
+    /// Prompt and generated tokens of a sequence, at most.
+    pub context_tokens_max: u32,
+    /// A placed attempt whose prompt does not come for this long is lost.
+    pub prompt_wait_us: u64,
+    pub kv: kv::Config,
+    pub batch: batch::Config,
+    pub replica: replica::Config,
+    pub rounds: round::Config,
+    pub ingress: core_ingress::Config,
+}
+
+/// Settings that cannot work.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error("a node needs a rank (ranks 0)")]
+    NoRanks,
+    #[error("a rank holds no requests (cap 0)")]
+    NoCap,
+    #[error(transparent)]
+    Kv(#[from] kv::ConfigError),
+    #[error(transparent)]
+    Batch(#[from] batch::ConfigError),
+    #[error(transparent)]
+    Placement(#[from] placement::ConfigError),
+    #[error(
+        "a sequence may have {context} tokens; a rank's KV pool holds {pool} (blocks {blocks} of {block_tokens} tokens)"
+    )]
+    PoolTooSmall {
+        context: u32,
+        pool: u64,
+        blocks: u32,
+        block_tokens: u32,
+    },
+}
+
+impl Settings {
+    /// # Errors
+    /// The first setting that cannot work, with its value.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        if self.ranks == 0 {
+            return Err(SettingsError::NoRanks);
+        }
+        if self.replica.cap == 0 {
+            return Err(SettingsError::NoCap);
+        }
+        Manager::new(self.kv)?;
+        batch::Batch::new(self.batch)?;
+        self.replica.placement.validate()?;
+        let pool = u64::from(self.kv.blocks) * u64::from(self.kv.block_tokens);
+        if pool < u64::from(self.context_tokens_max) {
+            return Err(SettingsError::PoolTooSmall {
+                context: self.context_tokens_max,
+                pool,
+                blocks: self.kv.blocks,
+                block_tokens: self.kv.block_tokens,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Why the serving tree did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServingError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+/// Whether requests can be served right now, and if not, why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Readiness {
+    /// Actors that do not run.
+    pub down: Vec<String>,
+    pub draining: bool,
+}
+
+impl Readiness {
+    pub fn is_ready(&self) -> bool {
+        self.down.is_empty() && !self.draining
+    }
+}
+
+/// The running serving actors of a node.
+#[derive(Clone)]
+pub struct Serving {
+    node: Node,
+    tree: Tree,
+    addresses: Arc<Addresses>,
+    tickets: Arc<AtomicU64>,
+    draining: Arc<std::sync::atomic::AtomicBool>,
+}
+
+/// Restarts of one actor or rank within a minute before its supervisor gives up and its own supervisor decides.
+const RESTARTS_MAX: u32 = 20;
+const RESTARTS_WINDOW: Duration = Duration::from_secs(60);
+
+/// How long an actor's answer to the node is waited for.
+const ASK_DEADLINE: Duration = Duration::from_secs(5);
+
+impl Serving {
+    /// Starts the tree on `node` and returns once every actor runs.
+    ///
+    /// # Errors
+    /// Settings that cannot work, a taken name, or a backend that cannot be made.
+    pub async fn start(
+        node: &Node,
+        settings: Settings,
+        backends: Arc<dyn Backends>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, ServingError> {
+        settings.validate()?;
+        let addresses = Arc::new(Addresses::of(node, settings.ranks));
+        let around = Surroundings {
+            settings: Arc::new(settings),
+            backends,
+            addresses: Arc::clone(&addresses),
+            observer,
+            clock: Clock::start(),
+        };
+        let tree = node.start(tree(&around)).await?;
+        Ok(Self {
+            node: node.clone(),
+            tree,
+            addresses,
+            tickets: Arc::new(AtomicU64::new(1)),
+            draining: Arc::default(),
+        })
+    }
+
+    /// Hands a request in; its events come by the stream.
+    pub fn submit(&self, submission: Submission) -> TokenStream {
+        TokenStream::new(
+            self.addresses.ingress.clone(),
+            Arc::clone(&self.tickets),
+            submission,
+        )
+    }
+
+    /// Whether requests can be served, from what runs right now.
+    pub fn readiness(&self) -> Readiness {
+        let mut down = Vec::new();
+        let mut see = |name: &str, running: bool| {
+            if !running {
+                down.push(name.to_owned());
+            }
+        };
+        see(
+            self.addresses.ingress.name(),
+            self.addresses.ingress.is_running(),
+        );
+        see(
+            self.addresses.queue.name(),
+            self.addresses.queue.is_running(),
+        );
+        see(
+            self.addresses.router.name(),
+            self.addresses.router.is_running(),
+        );
+        for rank in &self.addresses.ranks {
+            see(rank.kv.name(), rank.kv.is_running());
+            see(rank.worker.name(), rank.worker.is_running());
+        }
+        Readiness {
+            down,
+            draining: self.draining.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The newest placements with their terms.
+    ///
+    /// # Errors
+    /// The router does not answer.
+    pub async fn placement_debug(&self) -> Result<PlacementDebug, AskError> {
+        self.addresses
+            .router
+            .ask(
+                TraceContext::default(),
+                ASK_DEADLINE,
+                router::Message::Debug,
+            )
+            .await
+    }
+
+    /// Requests that are not ended.
+    ///
+    /// # Errors
+    /// The ingress does not answer.
+    pub async fn open_requests(&self) -> Result<usize, AskError> {
+        self.addresses
+            .ingress
+            .ask(
+                TraceContext::default(),
+                ASK_DEADLINE,
+                ingress::Message::Open,
+            )
+            .await
+    }
+
+    /// Refuses new requests and waits for the open ones, `within` at most. Returns how many are left.
+    pub async fn drain(&self, within: Duration) -> usize {
+        self.draining.store(true, Ordering::Relaxed);
+        let trace = TraceContext::default();
+        // An actor that is down has no requests to end.
+        let _ = self.addresses.ingress.tell(trace, ingress::Message::Drain);
+        let _ = self.addresses.queue.tell(trace, queue::Message::Draining);
+        let until = tokio::time::Instant::now() + within;
+        loop {
+            let open = self.open_requests().await.unwrap_or(0);
+            if open == 0 || tokio::time::Instant::now() >= until {
+                return open;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Stops all actors, in order.
+    pub async fn stop(&self, within: Duration) {
+        let outcome = self.tree.stop(within).await;
+        tracing::info!(?outcome, "serving actors stopped");
+    }
+
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+}
+
+/// The supervision tree; see the crate's documentation.
+fn tree(around: &Surroundings) -> SupervisorSpec {
+    let mut ranks =
+        SupervisorSpec::new("ranks", Strategy::OneForOne).intensity(RESTARTS_MAX, RESTARTS_WINDOW);
+    for index in 0..around.settings.ranks {
+        ranks = ranks.child(rank(around, RankId(index)));
+    }
+    let control = SupervisorSpec::new("control", Strategy::OneForAll)
+        .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
+        .child(ActorSpec::new("router", {
+            let a = around.clone();
+            move || {
+                Router::new(
+                    Arc::clone(&a.settings),
+                    Arc::clone(&a.addresses),
+                    Arc::clone(&a.observer),
+                )
+            }
+        }))
+        .child(ActorSpec::new("queue", {
+            let a = around.clone();
+            move || Queue::new(&a.settings, Arc::clone(&a.addresses), a.clock)
+        }));
+    let front = SupervisorSpec::new("front", Strategy::RestForOne)
+        .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
+        .child(ActorSpec::new("ingress", {
+            let a = around.clone();
+            move || {
+                Ingress::new(
+                    &a.settings,
+                    Arc::clone(&a.addresses),
+                    Arc::clone(&a.observer),
+                    a.clock,
+                )
+            }
+        }))
+        .child(control);
+    SupervisorSpec::new("serving", Strategy::OneForOne)
+        .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
+        .child(ranks)
+        .child(front)
+}
+
+fn rank(around: &Surroundings, rank: RankId) -> SupervisorSpec {
+    let own = around.addresses.ranks[rank.0 as usize].clone();
+    let kv = ActorSpec::new(own.kv.name().to_owned(), {
+        let (a, own) = (around.clone(), own.clone());
+        move || KvManager::new(&a.settings, rank, own.clone()).expect("settings were validated")
+    });
+    let worker = ActorSpec::new(own.worker.name().to_owned(), {
+        let (a, own) = (around.clone(), own.clone());
+        move || GpuWorker::new(rank, &a, own.clone()).expect("settings were validated")
+    });
+    SupervisorSpec::new(format!("rank-{}", rank.0), Strategy::OneForAll)
+        .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
+        .child(kv)
+        .child(worker)
+}
