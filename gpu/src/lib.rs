@@ -2,6 +2,11 @@
 //!
 //! Knows no users, no actors and no async runtime. A backend is driven by one OS thread.
 
+pub mod dequant;
+pub mod gguf;
+#[doc(hidden)]
+pub mod testing;
+
 use starling_core::step::{Sampled, Step};
 
 /// Why a step failed. The rank's KV is not to be trusted afterwards.
