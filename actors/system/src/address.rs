@@ -19,11 +19,7 @@ pub enum SendError {
     Full { name: Arc<str>, limit: u32 },
     /// The name belongs to an actor with another message type.
     #[error("actor {name:?} takes {takes}, not {sent}")]
-    WrongType {
-        name: Arc<str>,
-        takes: &'static str,
-        sent: &'static str,
-    },
+    WrongType { name: Arc<str>, takes: &'static str, sent: &'static str },
 }
 
 /// Where to send messages of type `M`: a name on a node. Cheap to clone, usable from any thread, and it outlives restarts:
@@ -60,11 +56,7 @@ impl<M: Send + 'static> Address<M> {
 
     /// Whether something runs under the name right now.
     pub fn is_running(&self) -> bool {
-        self.slot
-            .current
-            .load()
-            .as_ref()
-            .is_some_and(|mailbox| !mailbox.is_dead())
+        self.slot.current.load().as_ref().is_some_and(|mailbox| !mailbox.is_dead())
     }
 
     /// Delivers and hands the mailbox that took the message to `taken`.
@@ -80,10 +72,7 @@ impl<M: Send + 'static> Address<M> {
             match mailbox.push(envelope) {
                 Ok(()) => return Ok(taken(mailbox)),
                 Err(PushError::Full) => {
-                    return Err(SendError::Full {
-                        name: Arc::clone(&self.slot.name),
-                        limit: mailbox.limit,
-                    });
+                    return Err(SendError::Full { name: Arc::clone(&self.slot.name), limit: mailbox.limit });
                 }
                 Err(PushError::Dead(returned)) => envelope = returned,
             }
@@ -119,11 +108,7 @@ pub(crate) struct Slot<M: Send + 'static> {
 
 impl<M: Send + 'static> Slot<M> {
     pub fn new(name: Arc<str>, node: Weak<NodeShared>) -> Self {
-        Self {
-            name,
-            node,
-            current: ArcSwapOption::empty(),
-        }
+        Self { name, node, current: ArcSwapOption::empty() }
     }
 
     /// From now on the name leads to `mailbox`.
@@ -134,26 +119,16 @@ impl<M: Send + 'static> Slot<M> {
     /// Forgets `mailbox`, unless a successor has taken its place.
     pub fn withdraw(&self, mailbox: &Arc<Mailbox<M>>) {
         let current = self.current.load();
-        if current
-            .as_ref()
-            .is_some_and(|now| Arc::ptr_eq(now, mailbox))
-        {
+        if current.as_ref().is_some_and(|now| Arc::ptr_eq(now, mailbox)) {
             self.current.compare_and_swap(&current, None);
         }
     }
 
     fn why_nobody(&self) -> SendError {
         let name = Arc::clone(&self.name);
-        let takes = self
-            .node
-            .upgrade()
-            .and_then(|node| node.other_message_type::<M>(&name));
+        let takes = self.node.upgrade().and_then(|node| node.other_message_type::<M>(&name));
         match takes {
-            Some(takes) => SendError::WrongType {
-                name,
-                takes,
-                sent: std::any::type_name::<M>(),
-            },
+            Some(takes) => SendError::WrongType { name, takes, sent: std::any::type_name::<M>() },
             None => SendError::NotRunning { name },
         }
     }
@@ -197,12 +172,7 @@ pub(crate) enum PushError<M> {
 
 impl<M: Send + 'static> Mailbox<M> {
     pub fn new(actor: ActorRef<Envelope<M>>, limit: Option<u32>) -> Self {
-        Self {
-            actor,
-            depth: AtomicU32::new(0),
-            limit: limit.unwrap_or(u32::MAX),
-            failed: AtomicBool::new(false),
-        }
+        Self { actor, depth: AtomicU32::new(0), limit: limit.unwrap_or(u32::MAX), failed: AtomicBool::new(false) }
     }
 
     /// Queues within the limit.

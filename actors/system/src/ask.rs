@@ -45,20 +45,14 @@ impl<R> Reply<R> {
 
     /// Whether the asker still waits: work for nobody can be skipped.
     pub fn is_wanted(&self) -> bool {
-        self.answer
-            .as_ref()
-            .is_some_and(|sender| !sender.is_closed())
+        self.answer.as_ref().is_some_and(|sender| !sender.is_closed())
     }
 }
 
 impl<R> Drop for Reply<R> {
     fn drop(&mut self) {
         if let Some(sender) = self.answer.take() {
-            let reason = if std::thread::panicking() {
-                Unanswered::Panicked
-            } else {
-                Unanswered::Dropped
-            };
+            let reason = if std::thread::panicking() { Unanswered::Panicked } else { Unanswered::Dropped };
             let _ = sender.send(Err(reason));
         }
     }
@@ -66,9 +60,7 @@ impl<R> Drop for Reply<R> {
 
 impl<R> fmt::Debug for Reply<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reply")
-            .field("wanted", &self.is_wanted())
-            .finish()
+        f.debug_struct("Reply").field("wanted", &self.is_wanted()).finish()
     }
 }
 
@@ -84,23 +76,16 @@ impl<M: Send + 'static> Address<M> {
         question: impl FnOnce(Reply<R>) -> M,
     ) -> Result<R, AskError> {
         let (sender, receiver) = oneshot::channel();
-        let reply = Reply {
-            answer: Some(sender),
-        };
+        let reply = Reply { answer: Some(sender) };
         let mailbox = self.deliver(trace, question(reply), Arc::clone)?;
         let name = || Arc::clone(self.name_shared());
         match tokio::time::timeout(deadline, receiver).await {
             Ok(Ok(Ok(answer))) => Ok(answer),
             Ok(Ok(Err(Unanswered::Panicked))) => Err(AskError::Died { name: name() }),
             // The questions left in a mailbox are dropped with it.
-            Ok(Ok(Err(Unanswered::Dropped)) | Err(_)) if mailbox.is_dead() => {
-                Err(AskError::Died { name: name() })
-            }
+            Ok(Ok(Err(Unanswered::Dropped)) | Err(_)) if mailbox.is_dead() => Err(AskError::Died { name: name() }),
             Ok(Ok(Err(Unanswered::Dropped)) | Err(_)) => Err(AskError::NoReply { name: name() }),
-            Err(_) => Err(AskError::DeadlineExceeded {
-                name: name(),
-                deadline,
-            }),
+            Err(_) => Err(AskError::DeadlineExceeded { name: name(), deadline }),
         }
     }
 }

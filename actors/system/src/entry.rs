@@ -98,12 +98,7 @@ struct Life {
 }
 
 impl Entry {
-    pub fn new(
-        name: Arc<str>,
-        level: u32,
-        kind: ActorKind,
-        message: Option<(TypeId, &'static str)>,
-    ) -> Self {
+    pub fn new(name: Arc<str>, level: u32, kind: ActorKind, message: Option<(TypeId, &'static str)>) -> Self {
         Self {
             name,
             kind,
@@ -123,29 +118,22 @@ impl Entry {
 
     pub fn set_state(&self, state: ActorState) {
         self.state.store(state as u8, Ordering::Relaxed);
-        if !matches!(
-            state,
-            ActorState::Starting | ActorState::Running | ActorState::Stopping
-        ) {
+        if !matches!(state, ActorState::Starting | ActorState::Running | ActorState::Stopping) {
             *self.live.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
 
     /// A machine was made for this name.
     pub fn begin<M: Send + 'static>(&self, mailbox: Option<&Arc<Mailbox<M>>>) {
-        let life = Life {
-            since: Instant::now(),
-            control: mailbox.map(|mailbox| Arc::clone(mailbox) as Arc<dyn Control>),
-        };
+        let life =
+            Life { since: Instant::now(), control: mailbox.map(|mailbox| Arc::clone(mailbox) as Arc<dyn Control>) };
         *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(life);
         self.set_state(ActorState::Starting);
     }
 
     /// False when the actor does not run.
     pub fn inject_panic(&self) -> bool {
-        self.life()
-            .and_then(|life| life.control)
-            .is_some_and(|control| control.inject_panic())
+        self.life().and_then(|life| life.control).is_some_and(|control| control.inject_panic())
     }
 
     pub fn stats(&self) -> ActorStats {
@@ -166,9 +154,6 @@ impl Entry {
     }
 
     fn life(&self) -> Option<Life> {
-        self.live
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.live.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

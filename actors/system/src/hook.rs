@@ -14,7 +14,7 @@ pub trait Hook: Send + Sync + 'static {
     /// `actor` runs again after a failure of its group.
     fn restarted(&self, _actor: &str) {}
 
-    /// `actor` panicked or returned an error.
+    /// `actor` panicked or returned an error, or is a supervisor that gave up.
     fn failed(&self, _actor: &str) {}
 }
 

@@ -42,11 +42,7 @@ pub trait Actor: Sized + Send + 'static {
     }
 
     /// Takes one message.
-    fn handle(
-        &mut self,
-        context: &mut Context<'_, Self::Message>,
-        message: Self::Message,
-    ) -> Result<(), ActorError>;
+    fn handle(&mut self, context: &mut Context<'_, Self::Message>, message: Self::Message) -> Result<(), ActorError>;
 
     /// Runs after the last message of an orderly stop; not after a panic, an error or a kill (use `Drop` for those).
     fn stopped(&mut self, _context: &mut Context<'_, Self::Message>) {}

@@ -40,13 +40,7 @@ impl Node {
 
     /// A node that reports to `hook`.
     pub fn with_hook(name: impl Into<Arc<str>>, hook: Arc<dyn Hook>) -> Self {
-        Self {
-            shared: Arc::new(NodeShared {
-                name: name.into(),
-                hook,
-                registry: Mutex::default(),
-            }),
-        }
+        Self { shared: Arc::new(NodeShared { name: name.into(), hook, registry: Mutex::default() }) }
     }
 
     pub fn name(&self) -> &str {
@@ -167,12 +161,53 @@ impl NodeShared {
     pub fn forget_slot<M: 'static>(&self, name: &Arc<str>) {
         let mut registry = self.lock();
         let key = (Arc::clone(name), TypeId::of::<M>());
-        if registry
-            .slots
-            .get(&key)
-            .is_some_and(|slot| slot.strong_count() == 0)
-        {
+        if registry.slots.get(&key).is_some_and(|slot| slot.strong_count() == 0) {
             registry.slots.remove(&key);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Actor, ActorError, ActorSpec, Context, Strategy, SupervisorSpec, TraceContext};
+
+    struct Idle;
+
+    impl Actor for Idle {
+        type Message = ();
+
+        fn handle(&mut self, _context: &mut Context<'_, ()>, (): ()) -> Result<(), ActorError> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn names_that_nobody_holds_leave_nothing_in_the_registry() {
+        let node = Node::new("n");
+        for round in 0..100 {
+            let name = format!("a-{round}");
+            let address = node.address::<()>(&name);
+            let spec = SupervisorSpec::new("s", Strategy::OneForOne);
+            let tree = node.start(spec.child(ActorSpec::new(name, || Idle))).await.unwrap();
+            address.tell(TraceContext::NONE, ()).unwrap();
+            tree.stop(Duration::from_secs(60)).await;
+            drop(node.address::<u64>("never-started"));
+        }
+        let registry = node.shared.lock();
+        assert_eq!(registry.slots.len(), 0);
+        assert_eq!(registry.entries.len(), 0);
+        assert_eq!(registry.trees.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn all_addresses_of_a_name_share_one_slot() {
+        let node = Node::new("n");
+        let (first, second) = (node.slot::<()>("a"), node.slot::<()>("a"));
+        assert!(Arc::ptr_eq(&first, &second));
+        drop(first);
+        assert_eq!(node.shared.lock().slots.len(), 1, "one holder is left");
+        drop(second);
+        assert_eq!(node.shared.lock().slots.len(), 0);
     }
 }

@@ -40,11 +40,7 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> String {
     payload
         .downcast_ref::<String>()
         .cloned()
-        .or_else(|| {
-            payload
-                .downcast_ref::<&str>()
-                .map(|text| (*text).to_owned())
-        })
+        .or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()))
         .unwrap_or_else(|| "with a payload that is no text".to_owned())
 }
 
@@ -65,17 +61,12 @@ impl<A: Actor, F: Fn() -> A + Send + Sync + 'static> Start for ActorStart<F> {
                 entry,
                 ending: Arc::clone(&ending),
             };
-            let (actor, handle) = ractor::Actor::spawn_linked(None, shell, (), parent)
-                .await
-                .map_err(|error| match error {
+            let (actor, handle) =
+                ractor::Actor::spawn_linked(None, shell, (), parent).await.map_err(|error| match error {
                     ractor::SpawnErr::StartupFailed(crash) => crash.to_string(),
                     other => other.to_string(),
                 })?;
-            Ok(Live {
-                cell: actor.get_cell(),
-                handle,
-                ending,
-            })
+            Ok(Live { cell: actor.get_cell(), handle, ending })
         })
     }
 }
@@ -125,21 +116,11 @@ impl<A: Actor, F: Fn() -> A + Send + Sync + 'static> Shell<A, F> {
         crash.into()
     }
 
-    fn take(
-        &self,
-        running: &mut Running<A>,
-        trace: TraceContext,
-        message: A::Message,
-    ) -> Result<(), Crash> {
+    fn take(&self, running: &mut Running<A>, trace: TraceContext, message: A::Message) -> Result<(), Crash> {
         running.around.mailbox.taken();
         let handled = self.entry.handled.fetch_add(1, Ordering::Relaxed);
-        let timed = handled
-            .is_multiple_of(TIMED_ONE_IN)
-            .then(|| (A::kind(&message), Instant::now()));
-        let mut context = Context {
-            around: &mut running.around,
-            trace,
-        };
+        let timed = handled.is_multiple_of(TIMED_ONE_IN).then(|| (A::kind(&message), Instant::now()));
+        let mut context = Context { around: &mut running.around, trace };
         let machine = &mut running.machine;
         let outcome = guarded(|| machine.handle(&mut context, message));
         if let Some((kind, start)) = timed {
@@ -155,11 +136,7 @@ impl<A: Actor, F: Fn() -> A + Send + Sync + 'static> ractor::Actor for Shell<A, 
     type State = Running<A>;
     type Arguments = ();
 
-    async fn pre_start(
-        &self,
-        myself: ActorRef<Self::Msg>,
-        (): (),
-    ) -> Result<Self::State, ActorProcessingErr> {
+    async fn pre_start(&self, myself: ActorRef<Self::Msg>, (): ()) -> Result<Self::State, ActorProcessingErr> {
         let mailbox = Arc::new(Mailbox::new(myself, self.start.mailbox_messages_max));
         self.entry.begin(Some(&mailbox));
         let published = Published::new(Arc::clone(&self.slot), Arc::clone(&mailbox));
@@ -172,19 +149,12 @@ impl<A: Actor, F: Fn() -> A + Send + Sync + 'static> ractor::Actor for Shell<A, 
         };
         let machine = guarded(|| {
             let mut machine = (self.start.factory)();
-            machine.started(&mut Context {
-                around: &mut around,
-                trace: TraceContext::NONE,
-            })?;
+            machine.started(&mut Context { around: &mut around, trace: TraceContext::NONE })?;
             Ok(machine)
         })
         .map_err(|crash| self.crashed(&mailbox, crash))?;
         self.entry.set_state(ActorState::Running);
-        Ok(Running {
-            machine,
-            around,
-            _published: published,
-        })
+        Ok(Running { machine, around, _published: published })
     }
 
     async fn handle(
@@ -205,10 +175,7 @@ impl<A: Actor, F: Fn() -> A + Send + Sync + 'static> ractor::Actor for Shell<A, 
         _myself: ActorRef<Self::Msg>,
         running: &mut Self::State,
     ) -> Result<(), ActorProcessingErr> {
-        let mut context = Context {
-            around: &mut running.around,
-            trace: TraceContext::NONE,
-        };
+        let mut context = Context { around: &mut running.around, trace: TraceContext::NONE };
         let machine = &mut running.machine;
         guarded(|| {
             machine.stopped(&mut context);

@@ -43,10 +43,7 @@ pub struct Intensity {
 impl Default for Intensity {
     /// Enough for a burst of bad input, too few for a machine that cannot start.
     fn default() -> Self {
-        Self {
-            restarts: 5,
-            window: Duration::from_secs(10),
-        }
+        Self { restarts: 5, window: Duration::from_secs(10) }
     }
 }
 
@@ -60,19 +57,13 @@ pub struct Backoff {
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self {
-            first: Duration::from_millis(10),
-            max: Duration::from_secs(5),
-        }
+        Self { first: Duration::from_millis(10), max: Duration::from_secs(5) }
     }
 }
 
 impl Backoff {
     /// Restarts at once, every time.
-    pub const NONE: Self = Self {
-        first: Duration::ZERO,
-        max: Duration::ZERO,
-    };
+    pub const NONE: Self = Self { first: Duration::ZERO, max: Duration::ZERO };
 
     /// The wait before a restart, `earlier` failures being remembered. The jitter is a hash of `seed`: no randomness.
     pub fn delay(&self, earlier: u32, seed: u64) -> Duration {
@@ -105,25 +96,14 @@ pub struct ActorSpec {
 
 impl ActorSpec {
     /// An actor called `name`, whose machine comes from `factory`: a fresh one at each start.
-    pub fn new<A: Actor>(
-        name: impl Into<Arc<str>>,
-        factory: impl Fn() -> A + Send + Sync + 'static,
-    ) -> Self {
+    pub fn new<A: Actor>(name: impl Into<Arc<str>>, factory: impl Fn() -> A + Send + Sync + 'static) -> Self {
         Self {
             name: name.into(),
             restart: Restart::default(),
             stop_deadline: STOP_DEADLINE,
             mailbox_messages_max: None,
-            message: (
-                TypeId::of::<A::Message>(),
-                std::any::type_name::<A::Message>(),
-            ),
-            start: Box::new(|mailbox_messages_max| {
-                Arc::new(ActorStart {
-                    factory,
-                    mailbox_messages_max,
-                })
-            }),
+            message: (TypeId::of::<A::Message>(), std::any::type_name::<A::Message>()),
+            start: Box::new(|mailbox_messages_max| Arc::new(ActorStart { factory, mailbox_messages_max })),
         }
     }
 
@@ -242,18 +222,12 @@ mod tests {
 
     #[test]
     fn back_off_doubles_up_to_its_cap_and_jitter_takes_at_most_a_quarter() {
-        let backoff = Backoff {
-            first: Duration::from_millis(10),
-            max: Duration::from_millis(100),
-        };
+        let backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(100) };
         for (earlier, full_ms) in [(0, 10), (1, 20), (2, 40), (3, 80), (4, 100), (40, 100)] {
             for seed in 0..100 {
                 let delay = backoff.delay(earlier, seed);
                 let full = Duration::from_millis(full_ms);
-                assert!(
-                    delay <= full && delay >= full * 3 / 4,
-                    "{earlier} {delay:?}"
-                );
+                assert!(delay <= full && delay >= full * 3 / 4, "{earlier} {delay:?}");
             }
         }
     }

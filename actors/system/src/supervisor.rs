@@ -62,10 +62,7 @@ impl Branch {
     /// Long enough for each child to use up its own.
     pub fn stop_deadline(&self) -> Duration {
         let patience = |child: &Child| child.stop_deadline.saturating_add(KILL_GRACE);
-        self.children
-            .iter()
-            .map(patience)
-            .fold(KILL_GRACE, Duration::saturating_add)
+        self.children.iter().map(patience).fold(KILL_GRACE, Duration::saturating_add)
     }
 }
 
@@ -80,11 +77,7 @@ impl SupervisorStart {
 
     fn supervisor(&self, node: Node) -> (Supervisor, Arc<OnceLock<Ending>>) {
         let ending = Arc::new(OnceLock::new());
-        let supervisor = Supervisor {
-            branch: Arc::clone(&self.0),
-            node,
-            ending: Arc::clone(&ending),
-        };
+        let supervisor = Supervisor { branch: Arc::clone(&self.0), node, ending: Arc::clone(&ending) };
         (supervisor, ending)
     }
 
@@ -93,11 +86,7 @@ impl SupervisorStart {
         ending: Arc<OnceLock<Ending>>,
     ) -> Result<Live, String> {
         match started {
-            Ok((supervisor, handle)) => Ok(Live {
-                cell: supervisor.get_cell(),
-                handle,
-                ending,
-            }),
+            Ok((supervisor, handle)) => Ok(Live { cell: supervisor.get_cell(), handle, ending }),
             Err(ractor::SpawnErr::StartupFailed(reason)) => Err(reason.to_string()),
             Err(other) => Err(other.to_string()),
         }
@@ -175,11 +164,7 @@ impl Supervisor {
 
     /// Drains one child, kills it at its deadline, and abandons it when even that does not help.
     async fn stop_child(&self, myself: &ActorCell, index: usize, live: Live) {
-        let Child {
-            entry,
-            stop_deadline,
-            ..
-        } = &self.branch.children[index];
+        let Child { entry, stop_deadline, .. } = &self.branch.children[index];
         entry.set_state(ActorState::Stopping);
         // A linked actor would send its machine along with the news of its end, to be dropped whenever this supervisor reads its
         // events; unlinked, its task drops it before it completes. From here on the guard does what the link did.
@@ -249,13 +234,11 @@ impl Supervisor {
         }
         if !group.may_restart(self.branch.intensity) {
             let Intensity { restarts, window } = self.branch.intensity;
-            let gave_up = format!(
-                "gave up: more than {restarts} restarts within {window:?}, last {name:?} {reason}"
-            );
-            self.stop_children(myself, group, 0..group.states.len())
-                .await;
+            let gave_up = format!("gave up: more than {restarts} restarts within {window:?}, last {name:?} {reason}");
+            self.stop_children(myself, group, 0..group.states.len()).await;
             child.entry.set_state(settled);
             self.branch.entry.failures.fetch_add(1, Ordering::Relaxed);
+            self.node.hook().failed(&self.branch.entry.name);
             let _ = self.ending.set(Ending::Crashed(gave_up.clone()));
             return Err(gave_up.into());
         }
@@ -362,9 +345,10 @@ impl Group {
 
     /// Takes out the child whose present life is `cell`; none for an earlier life, whose end was expected.
     fn take_live(&mut self, cell: &ActorCell) -> Option<(usize, Live)> {
-        let index = self.states.iter().position(
-            |state| matches!(state, ChildState::Live(live) if live.cell.get_id() == cell.get_id()),
-        )?;
+        let index = self
+            .states
+            .iter()
+            .position(|state| matches!(state, ChildState::Live(live) if live.cell.get_id() == cell.get_id()))?;
         match std::mem::replace(&mut self.states[index], ChildState::Ended) {
             ChildState::Live(live) => Some((index, live)),
             ChildState::Waiting { .. } | ChildState::Ended => None,
@@ -377,11 +361,7 @@ impl ractor::Actor for Supervisor {
     type State = Group;
     type Arguments = ();
 
-    async fn pre_start(
-        &self,
-        myself: ActorRef<Restarts>,
-        (): (),
-    ) -> Result<Group, ActorProcessingErr> {
+    async fn pre_start(&self, myself: ActorRef<Restarts>, (): ()) -> Result<Group, ActorProcessingErr> {
         self.branch.entry.begin::<()>(None);
         let mut group = Group::new(self.branch.children.len());
         for index in 0..group.states.len() {
@@ -438,13 +418,8 @@ impl ractor::Actor for Supervisor {
         self.child_ended(&myself, group, (index, ending)).await
     }
 
-    async fn post_stop(
-        &self,
-        myself: ActorRef<Restarts>,
-        group: &mut Group,
-    ) -> Result<(), ActorProcessingErr> {
-        self.stop_children(&myself, group, 0..group.states.len())
-            .await;
+    async fn post_stop(&self, myself: ActorRef<Restarts>, group: &mut Group) -> Result<(), ActorProcessingErr> {
+        self.stop_children(&myself, group, 0..group.states.len()).await;
         self.branch.entry.set_state(ActorState::Stopped);
         let _ = self.ending.set(Ending::Clean);
         Ok(())

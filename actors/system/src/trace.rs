@@ -20,11 +20,7 @@ pub struct TraceContext {
 
 impl TraceContext {
     /// No trace: what a message without a cause carries.
-    pub const NONE: Self = Self {
-        trace_id: 0,
-        span_id: 0,
-        flags: 0,
-    };
+    pub const NONE: Self = Self { trace_id: 0, span_id: 0, flags: 0 };
 
     /// Whether spans under this context are worth recording.
     pub fn is_sampled(&self) -> bool {
@@ -41,18 +37,13 @@ impl TraceContext {
     /// # Errors
     /// When the text is not a valid header of version 00, nor one of a later version that starts like it.
     pub fn parse_traceparent(header: &str) -> Result<Self, TraceparentError> {
-        Self::parse_fields(header.trim().as_bytes())
-            .ok_or_else(|| TraceparentError(header.chars().take(80).collect()))
+        Self::parse_fields(header.trim().as_bytes()).ok_or_else(|| TraceparentError(header.chars().take(80).collect()))
     }
 
     /// The header `traceparent`; none when there is no trace to continue.
     pub fn to_traceparent(&self) -> Option<String> {
-        (self.trace_id != 0 && self.span_id != 0).then(|| {
-            format!(
-                "00-{:032x}-{:016x}-{:02x}",
-                self.trace_id, self.span_id, self.flags
-            )
-        })
+        (self.trace_id != 0 && self.span_id != 0)
+            .then(|| format!("00-{:032x}-{:016x}-{:02x}", self.trace_id, self.span_id, self.flags))
     }
 
     fn parse_fields(header: &[u8]) -> Option<Self> {
@@ -126,15 +117,8 @@ mod tests {
     #[test]
     fn later_versions_may_carry_more_fields_and_version_zero_may_not() {
         let later = HEADER.replacen("00", "cc", 1) + "-what-comes-later";
-        assert_eq!(
-            later.parse::<TraceContext>(),
-            TraceContext::parse_traceparent(HEADER)
-        );
-        assert!(
-            (HEADER.to_string() + "-more")
-                .parse::<TraceContext>()
-                .is_err()
-        );
+        assert_eq!(later.parse::<TraceContext>(), TraceContext::parse_traceparent(HEADER));
+        assert!((HEADER.to_string() + "-more").parse::<TraceContext>().is_err());
         let glued = HEADER.replacen("00", "cc", 1) + "x";
         assert!(glued.parse::<TraceContext>().is_err());
     }
@@ -161,10 +145,7 @@ mod tests {
 
     #[test]
     fn no_trace_is_never_sampled_and_has_no_header() {
-        let flagged = TraceContext {
-            flags: 1,
-            ..TraceContext::NONE
-        };
+        let flagged = TraceContext { flags: 1, ..TraceContext::NONE };
         assert!(!flagged.is_sampled());
         assert_eq!(flagged.to_traceparent(), None);
     }

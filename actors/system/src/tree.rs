@@ -58,16 +58,9 @@ impl Node {
         let root = Arc::new(SupervisorStart(plan(spec, 0, &mut entries)));
         let enlisted = Enlisted::new(self, entries.into())?;
         let name = Arc::clone(&root.0.entry.name);
-        let live = root
-            .start_root(self.clone())
-            .await
-            .map_err(|reason| StartError::Failed { name, reason })?;
+        let live = root.start_root(self.clone()).await.map_err(|reason| StartError::Failed { name, reason })?;
         let (sender, exit) = watch::channel(None);
-        let tree = Tree {
-            root: live.cell,
-            entries: Arc::clone(&enlisted.entries),
-            exit,
-        };
+        let tree = Tree { root: live.cell, entries: Arc::clone(&enlisted.entries), exit };
         self.add_tree(tree.clone());
         tokio::spawn(async move {
             // Only the end of the task counts; how it ended is in `ending`.
@@ -76,9 +69,7 @@ impl Node {
             drop(enlisted);
             sender.send_replace(Some(match ending {
                 Some(Ending::Clean) => TreeExit::Stopped,
-                Some(Ending::Crashed(reason)) => TreeExit::Failed {
-                    reason: reason.clone(),
-                },
+                Some(Ending::Crashed(reason)) => TreeExit::Failed { reason: reason.clone() },
                 None => TreeExit::Killed,
             }));
         });
@@ -122,9 +113,7 @@ impl Tree {
     }
 
     pub(crate) fn has_root(&self, root: &Arc<Entry>) -> bool {
-        self.entries
-            .first()
-            .is_some_and(|mine| Arc::ptr_eq(mine, root))
+        self.entries.first().is_some_and(|mine| Arc::ptr_eq(mine, root))
     }
 }
 
@@ -142,8 +131,7 @@ struct Enlisted {
 
 impl Enlisted {
     fn new(node: &Node, entries: Arc<[Arc<Entry>]>) -> Result<Self, StartError> {
-        node.enlist(&entries)
-            .map_err(|name| StartError::NameTaken { name })?;
+        node.enlist(&entries).map_err(|name| StartError::NameTaken { name })?;
         let node = node.clone();
         Ok(Self { node, entries })
     }
@@ -160,11 +148,7 @@ fn plan(spec: SupervisorSpec, level: u32, entries: &mut Vec<Arc<Entry>>) -> Arc<
     let name = Arc::clone(&spec.name);
     let entry = Arc::new(Entry::new(name, level, ActorKind::Supervisor, None));
     entries.push(Arc::clone(&entry));
-    let children: Vec<Child> = spec
-        .children
-        .into_iter()
-        .map(|child| plan_child(child, level + 1, entries))
-        .collect();
+    let children: Vec<Child> = spec.children.into_iter().map(|child| plan_child(child, level + 1, entries)).collect();
     Arc::new(Branch {
         entry,
         strategy: spec.strategy,
@@ -181,12 +165,7 @@ fn plan_child(spec: ChildSpec, level: u32, entries: &mut Vec<Arc<Entry>>) -> Chi
             let message = Some(parts.message);
             let entry = Arc::new(Entry::new(parts.name, level, ActorKind::Actor, message));
             entries.push(Arc::clone(&entry));
-            Child {
-                entry,
-                restart: parts.restart,
-                stop_deadline: parts.stop_deadline,
-                start: parts.start,
-            }
+            Child { entry, restart: parts.restart, stop_deadline: parts.stop_deadline, start: parts.start }
         }
         ChildSpecKind::Supervisor(spec) => {
             let restart = spec.restart;

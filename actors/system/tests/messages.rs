@@ -11,9 +11,7 @@ use support::{Log, Order, PATIENCE, TRACE, count, probe, probes, stats, until};
 use tokio::time::Instant;
 
 fn one_for_one(name: &str) -> SupervisorSpec {
-    SupervisorSpec::new(name, Strategy::OneForOne)
-        .backoff(Backoff::NONE)
-        .intensity(1_000_000, PATIENCE)
+    SupervisorSpec::new(name, Strategy::OneForOne).backoff(Backoff::NONE).intensity(1_000_000, PATIENCE)
 }
 
 #[tokio::test]
@@ -33,20 +31,13 @@ async fn an_ask_is_answered_and_tells_keep_their_order() {
 #[tokio::test(start_paused = true)]
 async fn a_question_without_an_answer_fails_at_once_and_typed() {
     let node = Node::new("n");
-    node.start(one_for_one("s").child(probe("a", &Log::new())))
-        .await
-        .unwrap();
+    node.start(one_for_one("s").child(probe("a", &Log::new()))).await.unwrap();
     let address = node.address::<Order>("a");
     let name: Arc<str> = "a".into();
     let started = Instant::now();
 
     let dropped = address.ask(TRACE, PATIENCE, Order::DropReply).await;
-    assert_eq!(
-        dropped,
-        Err(AskError::NoReply {
-            name: Arc::clone(&name)
-        })
-    );
+    assert_eq!(dropped, Err(AskError::NoReply { name: Arc::clone(&name) }));
 
     let panicked = address.ask(TRACE, PATIENCE, Order::PanicOn).await;
     assert_eq!(panicked, Err(AskError::Died { name }));
@@ -57,9 +48,7 @@ async fn a_question_without_an_answer_fails_at_once_and_typed() {
 #[tokio::test(start_paused = true)]
 async fn a_question_meets_its_deadline() {
     let node = Node::new("n");
-    node.start(one_for_one("s").child(probe("a", &Log::new())))
-        .await
-        .unwrap();
+    node.start(one_for_one("s").child(probe("a", &Log::new()))).await.unwrap();
     let address = node.address::<Order>("a");
     let started = Instant::now();
     let deadline = Duration::from_millis(250);
@@ -72,9 +61,7 @@ async fn a_question_meets_its_deadline() {
 #[tokio::test(start_paused = true)]
 async fn questions_behind_a_panic_fail_at_once() {
     let node = Node::new("n");
-    node.start(one_for_one("s").child(probe("a", &Log::new())))
-        .await
-        .unwrap();
+    node.start(one_for_one("s").child(probe("a", &Log::new()))).await.unwrap();
     let address = node.address::<Order>("a");
     let started = Instant::now();
     address.tell(TRACE, Order::Panic).unwrap();
@@ -94,10 +81,7 @@ async fn an_address_works_before_its_actor_and_after_its_restarts() {
     let undelivered = address.ask(TRACE, PATIENCE, Order::Count).await;
     assert_eq!(undelivered, Err(AskError::Undelivered(nobody.clone())));
 
-    let tree = node
-        .start(one_for_one("s").child(probe("a", &log)))
-        .await
-        .unwrap();
+    let tree = node.start(one_for_one("s").child(probe("a", &log))).await.unwrap();
     for _ in 0..3 {
         log.expect(&["a started"]).await;
         until("a runs", || address.is_running()).await;
@@ -129,9 +113,7 @@ async fn two_nodes_in_one_process_never_see_each_others_names() {
 #[tokio::test]
 async fn a_message_of_another_type_is_refused_by_name() {
     let node = Node::new("n");
-    node.start(one_for_one("s").child(probe("a", &Log::new())))
-        .await
-        .unwrap();
+    node.start(one_for_one("s").child(probe("a", &Log::new()))).await.unwrap();
     let refused = node.address::<u64>("a").tell(TRACE, 7).unwrap_err();
     assert!(
         matches!(&refused, SendError::WrongType { sent: "u64", takes, .. } if takes.ends_with("Order")),
@@ -153,10 +135,7 @@ async fn a_full_mailbox_refuses_and_accepts_again_once_read() {
     }
     assert_eq!(stats(&node, "a").depth, 4);
     assert_eq!(stats(&node, "a").mailbox_messages_max, Some(4));
-    let full = SendError::Full {
-        name: "a".into(),
-        limit: 4,
-    };
+    let full = SendError::Full { name: "a".into(), limit: 4 };
     assert_eq!(address.tell(TRACE, Order::Note(4)), Err(full.clone()));
     let asked = address.ask(TRACE, PATIENCE, Order::Count).await;
     assert_eq!(asked, Err(AskError::Undelivered(full)));
@@ -167,15 +146,9 @@ async fn a_full_mailbox_refuses_and_accepts_again_once_read() {
 
 #[test]
 fn an_address_works_on_threads_that_know_no_runtime() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let node = Node::new("n");
-    runtime
-        .block_on(node.start(one_for_one("s").child(probe("a", &Log::new()))))
-        .unwrap();
+    runtime.block_on(node.start(one_for_one("s").child(probe("a", &Log::new())))).unwrap();
     let address = node.address::<Order>("a");
     let threads: Vec<_> = (0..4)
         .map(|_| {
@@ -196,14 +169,8 @@ fn an_address_works_on_threads_that_know_no_runtime() {
 #[tokio::test]
 async fn the_trace_of_a_message_reaches_its_handler() {
     let node = Node::new("n");
-    node.start(one_for_one("s").child(probe("a", &Log::new())))
-        .await
-        .unwrap();
-    let trace = TraceContext {
-        trace_id: 7,
-        span_id: 8,
-        flags: 1,
-    };
+    node.start(one_for_one("s").child(probe("a", &Log::new()))).await.unwrap();
+    let trace = TraceContext { trace_id: 7, span_id: 8, flags: 1 };
     let address = node.address::<Order>("a");
     let seen = address.ask(trace, PATIENCE, Order::Trace).await;
     assert_eq!(seen, Ok(trace));
@@ -304,10 +271,7 @@ async fn while_an_actor_stops_each_send_is_either_refused_or_handled() {
             .collect();
         until("messages flow", || handled.lock().unwrap().len() > 100).await;
         tree.stop(PATIENCE).await;
-        let accepted: u64 = senders
-            .into_iter()
-            .map(|sender| sender.join().unwrap())
-            .sum();
+        let accepted: u64 = senders.into_iter().map(|sender| sender.join().unwrap()).sum();
         let handled = u64::try_from(handled.lock().unwrap().len()).unwrap();
         assert_eq!(handled, accepted);
     }
@@ -321,10 +285,7 @@ async fn an_actor_that_stops_itself_ends_in_order_and_stays_ended() {
     node.start(one_for_one("s").child(spec)).await.unwrap();
     node.address::<Order>("a").tell(TRACE, Order::Stop).unwrap();
     log.expect(&["a started", "a stopped", "a dropped"]).await;
-    until("it is stopped", || {
-        stats(&node, "a").state == ActorState::Stopped
-    })
-    .await;
+    until("it is stopped", || stats(&node, "a").state == ActorState::Stopped).await;
     assert_eq!(log.rest().await, [""; 0]);
 }
 
@@ -334,10 +295,7 @@ struct Selfish;
 impl starling_actors::Actor for Selfish {
     type Message = Option<starling_actors::Reply<&'static str>>;
 
-    fn started(
-        &mut self,
-        context: &mut Context<'_, Self::Message>,
-    ) -> Result<(), starling_actors::ActorError> {
+    fn started(&mut self, context: &mut Context<'_, Self::Message>) -> Result<(), starling_actors::ActorError> {
         Ok(context.address().tell(TRACE, None)?)
     }
 

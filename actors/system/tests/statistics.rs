@@ -26,10 +26,7 @@ impl Hook for Recorder {
     }
 
     fn restarted(&self, actor: &str) {
-        self.events
-            .lock()
-            .unwrap()
-            .push(format!("{actor} restarted"));
+        self.events.lock().unwrap().push(format!("{actor} restarted"));
     }
 
     fn failed(&self, actor: &str) {
@@ -49,23 +46,16 @@ async fn the_tree_is_listed_parents_first_with_states_and_counts() {
         .child(inner)
         .child(probe("ingress", &log));
     node.start(spec).await.unwrap();
-    node.start(SupervisorSpec::new("mesh", Strategy::OneForOne))
-        .await
-        .unwrap();
+    node.start(SupervisorSpec::new("mesh", Strategy::OneForOne)).await.unwrap();
     let kv = node.address::<Order>("rank-0/kv");
     kv.tell(TRACE, Order::Note(1)).unwrap();
     count(&kv).await;
     node.inject_panic("rank-0/gpu").unwrap();
-    until("the rank is back", || {
-        stats(&node, "rank-0/gpu").restarts == 1
-    })
-    .await;
+    until("the rank is back", || stats(&node, "rank-0/gpu").restarts == 1).await;
 
     let actors = node.actors();
-    let lines: Vec<(&str, u32, ActorKind)> = actors
-        .iter()
-        .map(|actor| (&*actor.name, actor.level, actor.kind))
-        .collect();
+    let lines: Vec<(&str, u32, ActorKind)> =
+        actors.iter().map(|actor| (&*actor.name, actor.level, actor.kind)).collect();
     let expected = [
         ("node", 0, ActorKind::Supervisor),
         ("queue", 1, ActorKind::Actor),
@@ -76,11 +66,7 @@ async fn the_tree_is_listed_parents_first_with_states_and_counts() {
         ("mesh", 0, ActorKind::Supervisor),
     ];
     assert_eq!(lines, expected);
-    assert!(
-        actors
-            .iter()
-            .all(|actor| actor.state == ActorState::Running)
-    );
+    assert!(actors.iter().all(|actor| actor.state == ActorState::Running));
     let kv = stats(&node, "rank-0/kv");
     assert_eq!((kv.handled, kv.restarts, kv.failures), (2, 1, 0));
     assert_eq!((kv.depth, kv.mailbox_messages_max), (0, Some(8)));
@@ -93,24 +79,15 @@ async fn uptime_counts_from_the_last_start_and_is_zero_between_lives() {
     let (node, log) = (Node::new("n"), Log::new());
     let wait = Duration::from_secs(8);
     let spec = SupervisorSpec::new("s", Strategy::OneForOne)
-        .backoff(Backoff {
-            first: wait,
-            max: wait,
-        })
+        .backoff(Backoff { first: wait, max: wait })
         .child(probe("a", &log));
     node.start(spec).await.unwrap();
     tokio::time::sleep(Duration::from_secs(100)).await;
     assert!(stats(&node, "a").uptime >= Duration::from_secs(100));
     node.inject_panic("a").unwrap();
-    until("it waits", || {
-        stats(&node, "a").state == ActorState::Restarting
-    })
-    .await;
+    until("it waits", || stats(&node, "a").state == ActorState::Restarting).await;
     assert_eq!(stats(&node, "a").uptime, Duration::ZERO);
-    assert!(matches!(
-        node.inject_panic("a"),
-        Err(SendError::NotRunning { .. })
-    ));
+    assert!(matches!(node.inject_panic("a"), Err(SendError::NotRunning { .. })));
     log.expect(&["a started", "a dropped", "a started"]).await;
     assert!(stats(&node, "a").uptime < Duration::from_secs(100));
     assert!(stats(&node, "s").uptime > Duration::from_secs(100));
@@ -129,22 +106,9 @@ async fn one_message_in_64_is_timed_by_kind() {
     // The 129th.
     count(&address).await;
     until("it is timed", || recorder.timed.lock().unwrap().len() == 3).await;
-    let timed: Vec<&str> = recorder
-        .timed
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|(_, kind)| *kind)
-        .collect();
+    let timed: Vec<&str> = recorder.timed.lock().unwrap().iter().map(|(_, kind)| *kind).collect();
     assert_eq!(timed, ["note", "note", "other"]);
-    assert!(
-        recorder
-            .timed
-            .lock()
-            .unwrap()
-            .iter()
-            .all(|(actor, _)| actor == "a")
-    );
+    assert!(recorder.timed.lock().unwrap().iter().all(|(actor, _)| actor == "a"));
 }
 
 #[tokio::test]
@@ -168,11 +132,7 @@ async fn spans_are_reported_under_a_sampled_trace_only() {
     let recorder = Arc::new(Recorder::default());
     let node = Node::with_hook("n", recorder.clone());
     let span = |flags| SpanRecord {
-        parent: TraceContext {
-            trace_id: 1,
-            span_id: 2,
-            flags,
-        },
+        parent: TraceContext { trace_id: 1, span_id: 2, flags },
         span_id: None,
         name: "kv.reserve",
         start: SystemTime::UNIX_EPOCH,
@@ -189,9 +149,7 @@ async fn an_injected_panic_comes_after_the_messages_before_it() {
     let (node, log) = (Node::new("n"), Log::new());
     let a = support::probes("a", &log);
     let handled = a.handled.clone();
-    let spec = SupervisorSpec::new("s", Strategy::OneForOne)
-        .backoff(Backoff::NONE)
-        .child(a.spec);
+    let spec = SupervisorSpec::new("s", Strategy::OneForOne).backoff(Backoff::NONE).child(a.spec);
     node.start(spec).await.unwrap();
     let address = node.address::<Order>("a");
     address.tell(TRACE, Order::Note(1)).unwrap();
@@ -199,9 +157,5 @@ async fn an_injected_panic_comes_after_the_messages_before_it() {
     address.tell(TRACE, Order::Note(2)).unwrap();
     log.expect(&["a started", "a dropped", "a started"]).await;
     assert_eq!(count(&address).await, 0);
-    assert_eq!(
-        *handled.lock().unwrap(),
-        [1],
-        "what waited behind it is lost"
-    );
+    assert_eq!(*handled.lock().unwrap(), [1], "what waited behind it is lost");
 }

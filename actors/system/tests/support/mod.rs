@@ -82,9 +82,7 @@ impl Actor for Probe {
     type Message = Order;
 
     fn started(&mut self, _context: &mut Context<'_, Order>) -> Result<(), ActorError> {
-        let left = self
-            .failing_starts
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        let left = self.failing_starts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
         if left.is_ok() {
             self.log.write(format!("{} panics in started", self.name));
             panic!("cannot start");
@@ -160,11 +158,7 @@ pub fn probes(name: &str, log: &Log) -> Probes {
         timers: Vec::new(),
         handled: Arc::clone(&notes),
     });
-    Probes {
-        spec,
-        handled,
-        failing_starts,
-    }
+    Probes { spec, handled, failing_starts }
 }
 
 pub fn probe(name: &str, log: &Log) -> ActorSpec {
@@ -173,9 +167,7 @@ pub fn probe(name: &str, log: &Log) -> ActorSpec {
 
 pub fn stats(node: &Node, name: &str) -> ActorStats {
     let mut actors = node.actors().into_iter();
-    actors
-        .find(|actor| &*actor.name == name)
-        .unwrap_or_else(|| panic!("no actor {name:?}"))
+    actors.find(|actor| &*actor.name == name).unwrap_or_else(|| panic!("no actor {name:?}"))
 }
 
 pub async fn count(address: &Address<Order>) -> u64 {
