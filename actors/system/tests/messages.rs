@@ -7,7 +7,7 @@ use starling_actors::{Strategy, SupervisorSpec, TraceContext};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Log, Order, PATIENCE, TRACE, count, probe, probes, stats, until};
+use support::{Log, Order, PATIENCE, TRACE, count, pass, probe, probes, stats, until};
 use tokio::time::Instant;
 
 fn one_for_one(name: &str) -> SupervisorSpec {
@@ -190,21 +190,21 @@ async fn timers_fire_on_time_can_be_cancelled_and_die_with_the_machine() {
     let second = Duration::from_secs(1);
 
     address.tell(TRACE, Order::NoteAfter(second, 1)).unwrap();
-    tokio::time::sleep(second - Duration::from_millis(10)).await;
+    pass(second - Duration::from_millis(10)).await;
     assert_eq!(notes(), []);
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    pass(Duration::from_millis(20)).await;
     assert_eq!(notes(), [1]);
 
     address.tell(TRACE, Order::NoteAfter(second, 2)).unwrap();
     address.tell(TRACE, Order::CancelTimers).unwrap();
-    tokio::time::sleep(second * 2).await;
+    pass(second * 2).await;
     assert_eq!(notes(), [1]);
 
     log.expect(&["a started"]).await;
     address.tell(TRACE, Order::NoteAfter(second, 3)).unwrap();
     address.tell(TRACE, Order::Panic).unwrap();
     log.expect(&["a dropped", "a started"]).await;
-    tokio::time::sleep(second * 2).await;
+    pass(second * 2).await;
     assert_eq!(notes(), [1], "the timer of the former life is gone");
 }
 

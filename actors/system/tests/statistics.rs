@@ -6,7 +6,7 @@ use starling_actors::{ActorKind, ActorState, AttributeValue, Backoff, Hook, Node
 use starling_actors::{SendError, Strategy, SupervisorSpec, TraceContext};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
-use support::{Log, Order, PATIENCE, TRACE, count, probe, stats, until};
+use support::{Log, Order, PATIENCE, TRACE, count, pass, probe, stats, until};
 
 #[derive(Default)]
 struct Recorder {
@@ -82,7 +82,7 @@ async fn uptime_counts_from_the_last_start_and_is_zero_between_lives() {
         .backoff(Backoff { first: wait, max: wait })
         .child(probe("a", &log));
     node.start(spec).await.unwrap();
-    tokio::time::sleep(Duration::from_secs(100)).await;
+    pass(Duration::from_secs(100)).await;
     assert!(stats(&node, "a").uptime >= Duration::from_secs(100));
     node.inject_panic("a").unwrap();
     until("it waits", || stats(&node, "a").state == ActorState::Restarting).await;

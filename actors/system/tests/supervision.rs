@@ -6,7 +6,7 @@ use starling_actors::{ActorState, Backoff, Node, Restart, StartError, StopOutcom
 use starling_actors::{SupervisorSpec, TreeExit};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::{Log, Order, PATIENCE, TRACE, count, probe, probes, stats, until};
+use support::{Log, Order, PATIENCE, TRACE, count, pass, probe, probes, stats, until};
 use tokio::time::Instant;
 
 /// Three children that restart at once.
@@ -149,7 +149,7 @@ async fn failures_outside_the_window_are_forgotten() {
     for _ in 0..5 {
         node.address::<Order>("a").tell(TRACE, Order::Panic).unwrap();
         log.expect(&["a dropped", "a started"]).await;
-        tokio::time::sleep(window + Duration::from_millis(1)).await;
+        pass(window + Duration::from_millis(1)).await;
     }
     assert_eq!(stats(&node, "a").restarts, 5);
 }
@@ -278,7 +278,7 @@ async fn a_failure_during_a_back_off_joins_the_groups_restart() {
     log.expect(&["c dropped"]).await;
     node.address::<Order>("b").tell(TRACE, Order::Panic).unwrap();
     log.expect(&["b dropped", "b started", "c started"]).await;
-    tokio::time::sleep(second * 5).await;
+    pass(second * 5).await;
     assert_eq!(log.rest().await, [""; 0], "c is started once");
     let restarts = ["a", "b", "c"].map(|name| stats(&node, name).restarts);
     assert_eq!(restarts, [0, 1, 1]);

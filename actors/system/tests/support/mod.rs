@@ -174,6 +174,12 @@ pub async fn count(address: &Address<Order>) -> u64 {
     address.ask(TRACE, PATIENCE, Order::Count).await.unwrap()
 }
 
+/// Lets paused time pass.
+pub async fn pass(duration: Duration) {
+    // sleeps because time is paused: it advances at once.
+    tokio::time::sleep(duration).await;
+}
+
 /// Lets the runtime run until `holds`.
 pub async fn until(what: &str, holds: impl Fn() -> bool) {
     let waiting = async {
