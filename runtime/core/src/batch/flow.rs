@@ -19,43 +19,23 @@ impl Batch {
             return self.refuse(attempt, Rejection::EmptyPrompt, out);
         }
         if tokens > limit || (tokens == limit && produced == 0) {
-            let rejection = Rejection::PromptTooLong {
-                tokens,
-                limit: limit.saturating_sub(1),
-            };
+            let rejection = Rejection::PromptTooLong { tokens, limit: limit.saturating_sub(1) };
             return self.refuse(attempt, rejection, out);
         }
-        let order = Order {
-            number: sequence.number,
-            attempt,
-        };
+        let order = Order { number: sequence.number, attempt };
         let known = Known::new(sequence);
         if let Some(finished) = known.finished() {
             let first_position = known.produced();
-            let frame = Frame {
-                attempt,
-                first_position,
-                tokens: Vec::new(),
-                cached_tokens: 0,
-                finished: Some(finished),
-            };
+            let frame =
+                Frame { attempt, first_position, tokens: Vec::new(), cached_tokens: 0, finished: Some(finished) };
             return out.push(Effect::Emit(vec![frame]));
         }
-        let (wanted, total) = (
-            known.blocks_max(self.config.pool.block_tokens),
-            self.config.pool.blocks,
-        );
+        let (wanted, total) = (known.blocks_max(self.config.pool.block_tokens), self.config.pool.blocks);
         if wanted > total {
             return self.refuse(attempt, Rejection::TooLargeForRank { wanted, total }, out);
         }
         self.numbers.insert(attempt, order.number);
-        self.waiting.insert(
-            order,
-            Waiting {
-                known,
-                ask: Ask::No,
-            },
-        );
+        self.waiting.insert(order, Waiting { known, ask: Ask::No });
     }
 
     pub(super) fn cancel(&mut self, attempt: AttemptKey, out: &mut Vec<Effect>) {
@@ -85,27 +65,17 @@ impl Batch {
             self.drop_running(order, out);
         } else if !matches!(running.doom, Some(Doom::Cancel { .. })) {
             // The step writes into these blocks: they are given back when it is done.
-            running.doom = Some(Doom::Cancel {
-                steps: self.totals.steps,
-            });
+            running.doom = Some(Doom::Cancel { steps: self.totals.steps });
         }
     }
 
     pub(super) fn answered(&mut self, answer: kv::Effect, out: &mut Vec<Effect>) {
         match answer {
-            kv::Effect::Reserved {
-                attempt,
-                blocks,
-                cached_tokens,
-            } => {
+            kv::Effect::Reserved { attempt, blocks, cached_tokens } => {
                 self.reserved(attempt, (blocks, cached_tokens), out);
             }
             kv::Effect::Grown { attempt, blocks } => self.grown(attempt, blocks, out),
-            kv::Effect::Exhausted {
-                attempt,
-                wanted,
-                available,
-            } => {
+            kv::Effect::Exhausted { attempt, wanted, available } => {
                 self.exhausted(attempt, (wanted, available), out);
             }
             kv::Effect::Freed { .. } => self.mark += 1,
@@ -113,12 +83,7 @@ impl Batch {
         }
     }
 
-    fn reserved(
-        &mut self,
-        attempt: AttemptKey,
-        (blocks, cached): (Vec<BlockId>, u32),
-        out: &mut Vec<Effect>,
-    ) {
+    fn reserved(&mut self, attempt: AttemptKey, (blocks, cached): (Vec<BlockId>, u32), out: &mut Vec<Effect>) {
         if self.leaving.remove(&attempt) {
             return;
         }
@@ -130,8 +95,7 @@ impl Batch {
             return self.ignore(Ignored::UnaskedAnswer { attempt }, out);
         };
         let block_tokens = self.config.pool.block_tokens;
-        let fits = blocks.len() as u64
-            == (u64::from(waiting.known.len()) + 1).div_ceil(u64::from(block_tokens));
+        let fits = blocks.len() as u64 == (u64::from(waiting.known.len()) + 1).div_ceil(u64::from(block_tokens));
         if !waiting.ask.is_open() {
             self.waiting.insert(order, waiting);
             return self.ignore(Ignored::UnaskedAnswer { attempt }, out);
@@ -143,9 +107,7 @@ impl Batch {
             return self.refuse(attempt, Rejection::RankFailed, out);
         }
         let mut known = waiting.known;
-        known
-            .cached_tokens
-            .get_or_insert(cached.min(known.prompt_tokens));
+        known.cached_tokens.get_or_insert(cached.min(known.prompt_tokens));
         self.totals.reused_tokens += u64::from(cached);
         let running = Running {
             told_tokens: known.len(),
@@ -175,12 +137,7 @@ impl Batch {
         }
     }
 
-    fn exhausted(
-        &mut self,
-        attempt: AttemptKey,
-        (wanted, available): (u32, u32),
-        out: &mut Vec<Effect>,
-    ) {
+    fn exhausted(&mut self, attempt: AttemptKey, (wanted, available): (u32, u32), out: &mut Vec<Effect>) {
         if self.leaving.remove(&attempt) || self.settled(attempt) {
             return;
         }
@@ -194,11 +151,7 @@ impl Batch {
             && let Some(waiting) = self.waiting.get_mut(&order)
             && let Ask::Open { mark, .. } = waiting.ask
         {
-            waiting.ask = Ask::Refused {
-                mark,
-                wanted,
-                available,
-            };
+            waiting.ask = Ask::Refused { mark, wanted, available };
             return;
         }
         self.ignore(Ignored::UnaskedAnswer { attempt }, out);
@@ -208,9 +161,7 @@ impl Batch {
     fn unanswered(&mut self, attempt: AttemptKey, why: kv::Ignored, out: &mut Vec<Effect>) {
         match why {
             kv::Ignored::UnknownCommit | kv::Ignored::UnknownRelease | kv::Ignored::BadCommit => {}
-            kv::Ignored::DuplicateReserve
-            | kv::Ignored::EmptyReserve
-            | kv::Ignored::UnknownGrow => {
+            kv::Ignored::DuplicateReserve | kv::Ignored::EmptyReserve | kv::Ignored::UnknownGrow => {
                 if self.leaving.remove(&attempt) || self.settled(attempt) {
                     return;
                 }
@@ -252,16 +203,12 @@ impl Batch {
             let needed = running.known.len().div_ceil(block_tokens);
             let ahead = if needed > held { 0 } else { 1 };
             let wanted = (needed + ahead).min(running.known.blocks_max(block_tokens));
-            let refused =
-                matches!(running.growth, Growth::Refused { mark, .. } if mark == self.mark);
+            let refused = matches!(running.growth, Growth::Refused { mark, .. } if mark == self.mark);
             let open = matches!(running.growth, Growth::Open { .. });
             if wanted > held && !refused && !open && running.doom.is_none() {
                 running.growth = Growth::Open { mark: self.mark };
                 let tokens = wanted.saturating_mul(block_tokens);
-                out.push(Effect::Kv(kv::Input::Grow {
-                    attempt: order.attempt,
-                    tokens,
-                }));
+                out.push(Effect::Kv(kv::Input::Grow { attempt: order.attempt, tokens }));
             }
         }
     }
@@ -269,17 +216,12 @@ impl Batch {
     /// Preempts the highest number when a sequence has no place for its next token. True when blocks came free at once.
     fn make_room(&mut self, out: &mut Vec<Effect>) -> bool {
         let block_tokens = self.config.pool.block_tokens;
-        let starved = self
-            .running
-            .values()
-            .find_map(|running| match running.growth {
-                Growth::Refused { mark, available }
-                    if mark == self.mark && running.is_short(block_tokens) =>
-                {
-                    Some(available)
-                }
-                _ => None,
-            });
+        let starved = self.running.values().find_map(|running| match running.growth {
+            Growth::Refused { mark, available } if mark == self.mark && running.is_short(block_tokens) => {
+                Some(available)
+            }
+            _ => None,
+        });
         let Some(available) = starved else {
             return false;
         };
@@ -307,23 +249,14 @@ impl Batch {
         }
         // Alone, nothing to wait for, and still no room: the pool is not what this planner was told.
         self.drop_running(order, out);
-        self.refuse(
-            order.attempt,
-            Rejection::TooLargeForRank { wanted, total },
-            out,
-        );
+        self.refuse(order.attempt, Rejection::TooLargeForRank { wanted, total }, out);
         true
     }
 
     /// Reservations in number order; nobody asks behind one that was refused until it got its blocks.
     fn ask_reservations(&mut self, out: &mut Vec<Effect>) {
-        let asking = self
-            .waiting
-            .values()
-            .filter(|waiting| waiting.ask.is_open())
-            .count();
-        let mut slots =
-            (self.config.sequences_max as usize).saturating_sub(self.running.len() + asking);
+        let asking = self.waiting.values().filter(|waiting| waiting.ask.is_open()).count();
+        let mut slots = (self.config.sequences_max as usize).saturating_sub(self.running.len() + asking);
         let mut hopeless = Vec::new();
         let mut behind = false;
         for (&order, waiting) in &mut self.waiting {
@@ -333,11 +266,7 @@ impl Batch {
                     behind = true;
                     continue;
                 }
-                Ask::Refused {
-                    mark,
-                    wanted,
-                    available,
-                } if mark == self.mark => {
+                Ask::Refused { mark, wanted, available } if mark == self.mark => {
                     // Nobody holds or asks for a block, so none will come free.
                     if self.running.is_empty() && asking == 0 && !behind {
                         hopeless.push((order, wanted, available));
@@ -353,27 +282,16 @@ impl Batch {
             }
             slots -= 1;
             behind = true;
-            waiting.ask = Ask::Open {
-                again,
-                mark: self.mark,
-            };
+            waiting.ask = Ask::Open { again, mark: self.mark };
             let (scope, tokens) = (waiting.known.scope, waiting.known.tokens.clone());
-            out.push(Effect::Kv(kv::Input::Reserve {
-                attempt: order.attempt,
-                scope,
-                tokens,
-            }));
+            out.push(Effect::Kv(kv::Input::Reserve { attempt: order.attempt, scope, tokens }));
             if again {
                 break;
             }
         }
         for (order, wanted, total) in hopeless {
             self.drop_waiting(order);
-            self.refuse(
-                order.attempt,
-                Rejection::TooLargeForRank { wanted, total },
-                out,
-            );
+            self.refuse(order.attempt, Rejection::TooLargeForRank { wanted, total }, out);
         }
     }
 
@@ -382,18 +300,8 @@ impl Batch {
         let Some(running) = self.running.remove(&order) else {
             return;
         };
-        let ask = if matches!(running.growth, Growth::Open { .. }) {
-            Ask::Settling
-        } else {
-            Ask::No
-        };
-        self.waiting.insert(
-            order,
-            Waiting {
-                known: running.known,
-                ask,
-            },
-        );
+        let ask = if matches!(running.growth, Growth::Open { .. }) { Ask::Settling } else { Ask::No };
+        self.waiting.insert(order, Waiting { known: running.known, ask });
         self.totals.preemptions += 1;
         self.release(order.attempt, out);
     }
@@ -441,9 +349,7 @@ impl Batch {
     }
 
     fn order(&self, attempt: AttemptKey) -> Option<Order> {
-        self.numbers
-            .get(&attempt)
-            .map(|&number| Order { number, attempt })
+        self.numbers.get(&attempt).map(|&number| Order { number, attempt })
     }
 
     fn running_mut(&mut self, attempt: AttemptKey) -> Option<&mut Running> {

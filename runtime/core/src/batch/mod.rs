@@ -239,21 +239,9 @@ impl Batch {
     }
 
     pub fn load(&self) -> Load {
-        let known = self
-            .waiting
-            .values()
-            .map(|w| &w.known)
-            .chain(self.running.values().map(|r| &r.known));
-        let waiting: u64 = self
-            .waiting
-            .values()
-            .map(|w| u64::from(w.known.len()))
-            .sum();
-        let prefill = self
-            .running
-            .values()
-            .map(Running::uncomputed)
-            .filter(|&tokens| tokens > 1);
+        let known = self.waiting.values().map(|w| &w.known).chain(self.running.values().map(|r| &r.known));
+        let waiting: u64 = self.waiting.values().map(|w| u64::from(w.known.len())).sum();
+        let prefill = self.running.values().map(Running::uncomputed).filter(|&tokens| tokens > 1);
         Load {
             active_requests: self.numbers.len() as u32,
             active_tokens: known.map(|k| u64::from(k.len())).sum(),
@@ -274,17 +262,10 @@ impl Batch {
     /// The first invariant that does not hold.
     pub fn check(&self) -> Result<(), Violation> {
         let fail = |id, what| Err(Violation { id, what });
-        let orders: BTreeMap<AttemptKey, RequestNumber> = self
-            .waiting
-            .keys()
-            .chain(self.running.keys())
-            .map(|o| (o.attempt, o.number))
-            .collect();
+        let orders: BTreeMap<AttemptKey, RequestNumber> =
+            self.waiting.keys().chain(self.running.keys()).map(|o| (o.attempt, o.number)).collect();
         if orders != self.numbers || orders.len() != self.waiting.len() + self.running.len() {
-            return fail(
-                "B1",
-                format!("{orders:?} wait or run, {:?} are known", self.numbers),
-            );
+            return fail("B1", format!("{orders:?} wait or run, {:?} are known", self.numbers));
         }
         let asking = self.waiting.values().filter(|w| w.ask.is_open()).count();
         if self.running.len() + asking > self.config.sequences_max as usize {
@@ -292,38 +273,18 @@ impl Batch {
         }
         let block_tokens = self.config.pool.block_tokens;
         for (order, running) in &self.running {
-            let (blocks, most) = (
-                running.blocks.len() as u32,
-                running.known.blocks_max(block_tokens),
-            );
-            if running.computed > running.covered(block_tokens)
-                || running.uncomputed() == 0
-                || blocks > most
-            {
-                return fail(
-                    "B3",
-                    format!(
-                        "{order:?}: {blocks} blocks of {most}, {} computed",
-                        running.computed
-                    ),
-                );
+            let (blocks, most) = (running.blocks.len() as u32, running.known.blocks_max(block_tokens));
+            if running.computed > running.covered(block_tokens) || running.uncomputed() == 0 || blocks > most {
+                return fail("B3", format!("{order:?}: {blocks} blocks of {most}, {} computed", running.computed));
             }
             if running.doom.is_some() && !running.in_step {
                 return fail("B4", format!("{order:?} is doomed outside a step"));
             }
         }
-        let in_step: BTreeSet<Order> = self
-            .running
-            .iter()
-            .filter(|(_, r)| r.in_step)
-            .map(|(o, _)| *o)
-            .collect();
+        let in_step: BTreeSet<Order> = self.running.iter().filter(|(_, r)| r.in_step).map(|(o, _)| *o).collect();
         let parts: BTreeSet<Order> = self.in_flight.iter().flatten().map(|p| p.order).collect();
         if in_step != parts {
-            return fail(
-                "B4",
-                format!("{in_step:?} are marked, {parts:?} are in the step"),
-            );
+            return fail("B4", format!("{in_step:?} are marked, {parts:?} are in the step"));
         }
         if let Some(attempt) = self.leaving.iter().find(|a| self.numbers.contains_key(a)) {
             return fail("B5", format!("{attempt} is leaving and still here"));

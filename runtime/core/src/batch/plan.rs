@@ -25,11 +25,7 @@ impl Batch {
                 let tokens = uncomputed.min(room).min(budget);
                 if (uncomputed == 1) == decoding && tokens > 0 {
                     budget -= tokens;
-                    parts.push(Part {
-                        order,
-                        tokens,
-                        samples: tokens == uncomputed,
-                    });
+                    parts.push(Part { order, tokens, samples: tokens == uncomputed });
                 }
             }
         }
@@ -57,11 +53,7 @@ impl Batch {
             tokens: known.tokens[start as usize..end as usize].to_vec(),
             start,
             blocks: running.blocks[..blocks].to_vec(),
-            sample: part.samples.then(|| Sample {
-                sampling: sampling.clone(),
-                child: known.child,
-                position: end,
-            }),
+            sample: part.samples.then(|| Sample { sampling: sampling.clone(), child: known.child, position: end }),
         })
     }
 
@@ -86,12 +78,7 @@ impl Batch {
     }
 
     /// The token of each part, as far as one was asked for and came.
-    fn drawn(
-        &mut self,
-        parts: &[Part],
-        sampled: &[Sampled],
-        out: &mut Vec<Effect>,
-    ) -> Vec<Option<(TokenId, f32)>> {
+    fn drawn(&mut self, parts: &[Part], sampled: &[Sampled], out: &mut Vec<Effect>) -> Vec<Option<(TokenId, f32)>> {
         let mut drawn = vec![None; parts.len()];
         for one in sampled {
             let at = one.slice as usize;
@@ -104,12 +91,7 @@ impl Batch {
         drawn
     }
 
-    fn part_done(
-        &mut self,
-        part: Part,
-        drawn: Option<(TokenId, f32)>,
-        out: &mut Vec<Effect>,
-    ) -> Option<Frame> {
+    fn part_done(&mut self, part: Part, drawn: Option<(TokenId, f32)>, out: &mut Vec<Effect>) -> Option<Frame> {
         let running = self.running.get_mut(&part.order)?;
         running.in_step = false;
         let doom = running.doom.take();
@@ -157,11 +139,7 @@ impl Batch {
             let tokens = running.known.tokens[running.told_tokens as usize..].to_vec();
             running.told_blocks = full;
             running.told_tokens = running.known.len();
-            out.push(Effect::Kv(kv::Input::Commit {
-                attempt: order.attempt,
-                tokens,
-                computed: running.computed,
-            }));
+            out.push(Effect::Kv(kv::Input::Commit { attempt: order.attempt, tokens, computed: running.computed }));
         }
     }
 }

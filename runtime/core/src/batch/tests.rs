@@ -1,1 +1,534 @@
+//! Rules of the planner one by one, then random runs of a whole rank.
 
+mod rank;
+
+use super::*;
+use crate::ids::BlockId;
+use crate::request::Sampling;
+use proptest::prelude::*;
+use rank::{End, Rank, STOPS, attempt, undisturbed};
+
+const POOL: kv::Config = kv::Config { blocks: 64, block_tokens: 4 };
+const CONFIG: Config = Config { step_tokens_max: 16, sequences_max: 8, pool: POOL };
+
+fn sequence(number: u64, tokens: &[TokenId], max_new_tokens: u32) -> Sequence {
+    Sequence {
+        attempt: attempt(number, 1),
+        number: RequestNumber(number),
+        child: 0,
+        scope: Scope { tenant: 1, adapter: None },
+        tokens: tokens.to_vec(),
+        produced_before: 0,
+        generation: Generation { sampling: Sampling::default(), max_new_tokens, stop_tokens: Vec::new() },
+        context_tokens_max: 1000,
+    }
+}
+
+fn prompt(seed: u64, length: usize) -> Vec<TokenId> {
+    (0..length as u64).map(|at| ((seed * 31 + at * at + at * seed) % 11) as TokenId + 1).collect()
+}
+
+fn drained(config: Config, sequences: impl IntoIterator<Item = Sequence>) -> Rank {
+    let mut rank = Rank::new(config);
+    sequences.into_iter().for_each(|sequence| rank.admit(sequence));
+    rank.drain();
+    rank.check_ended();
+    rank
+}
+
+#[test]
+fn refuses_budgets_of_nothing() {
+    let new = |config| Batch::new(config).map(|_| ());
+    assert_eq!(new(Config { step_tokens_max: 0, ..CONFIG }), Err(ConfigError::NoStepTokens));
+    assert_eq!(new(Config { sequences_max: 0, ..CONFIG }), Err(ConfigError::NoSequences));
+    let pool = kv::Config { blocks: 0, ..POOL };
+    assert_eq!(new(Config { pool, ..CONFIG }), Err(ConfigError::Pool(kv::ConfigError::NoBlocks)));
+    assert_eq!(new(CONFIG), Ok(()));
+}
+
+#[test]
+fn decode_goes_first_and_prefill_fills_the_rest_in_number_order() {
+    let mut rank = Rank::new(CONFIG);
+    rank.admit(sequence(5, &prompt(1, 3), 50));
+    for _ in 0..4 {
+        rank.deliver_to_kv();
+        rank.deliver_to_batch();
+    }
+    rank.plan();
+    rank.finish_step();
+    rank.admit(sequence(7, &prompt(2, 40), 5));
+    rank.admit(sequence(6, &prompt(3, 10), 5));
+    while rank.deliver_to_kv() | rank.deliver_to_batch() {}
+    rank.plan();
+    let lengths = |step: &crate::step::Step| -> Vec<(u64, usize, bool)> {
+        step.slices.iter().map(|s| (s.attempt.key.seq, s.tokens.len(), s.sample.is_some())).collect()
+    };
+    assert_eq!(lengths(&rank.steps[1]), [(5, 1, true), (6, 10, true), (7, 5, false)]);
+    assert_eq!(rank.batch.stats().queued_prefill_tokens, 50);
+    rank.finish_step();
+    rank.plan();
+    assert_eq!(lengths(&rank.steps[2]), [(5, 1, true), (6, 1, true), (7, 14, false)]);
+    rank.finish_step();
+    assert_eq!(rank.batch.stats().queued_prefill_tokens, 21);
+    rank.drain();
+    rank.check_ended();
+}
+
+#[test]
+fn a_step_is_planned_only_when_none_is_in_flight() {
+    let mut rank = Rank::new(CONFIG);
+    rank.admit(sequence(1, &prompt(1, 3), 5));
+    while rank.deliver_to_kv() | rank.deliver_to_batch() {}
+    assert!(rank.batch.plan().is_some());
+    assert!(rank.batch.step_in_flight());
+    assert_eq!(rank.batch.plan(), None);
+}
+
+#[test]
+fn the_budget_of_a_step_changes_no_token() {
+    let sequences = || (1..=6).map(|n| sequence(n, &prompt(n % 3, 5 + 6 * n as usize), 20));
+    for step_tokens_max in [1, 2, 3, 7, 16, 1000] {
+        for sequences_max in [1, 2, 6] {
+            let rank = drained(Config { step_tokens_max, sequences_max, ..CONFIG }, sequences());
+            assert!(rank.streams.values().all(|s| s.end == Some(End::Finished(Finish::Length))));
+            assert_eq!(rank.batch.stats().produced_tokens, 6 * 20);
+        }
+    }
+}
+
+#[test]
+fn a_sequence_ends_at_a_stop_token_its_length_or_its_context() {
+    let mut stops = sequence(1, &prompt(1, 9), 200);
+    let (free, _) = undisturbed(&stops);
+    stops.generation.stop_tokens = vec![free[6]];
+    let first = free.iter().position(|token| *token == free[6]).expect("it is there");
+    let length = sequence(2, &prompt(2, 9), 3);
+    let mut context = sequence(3, &prompt(3, 9), 200);
+    context.context_tokens_max = 14;
+    let rank = drained(CONFIG, [stops, length, context]);
+    let ends: Vec<_> = rank.streams.values().map(|s| (s.tokens.len(), s.end.clone().expect("ended"))).collect();
+    let expected = [(first + 1, Finish::Stop), (3, Finish::Length), (5, Finish::Length)];
+    assert_eq!(ends, expected.map(|(tokens, finish)| (tokens, End::Finished(finish))));
+}
+
+#[test]
+fn what_can_never_run_is_refused_at_admission() {
+    let pool = kv::Config { blocks: 5, block_tokens: 4 };
+    let refused = |sequence: Sequence| {
+        let attempt = sequence.attempt;
+        let rank = drained(Config { pool, ..CONFIG }, [sequence]);
+        match rank.streams[&attempt].end.clone() {
+            Some(End::Refused(rejection)) => Some(rejection),
+            _ => None,
+        }
+    };
+    assert_eq!(refused(sequence(1, &[1; 10], 10)), None, "exactly the pool");
+    let too_large = Some(Rejection::TooLargeForRank { wanted: 6, total: 5 });
+    assert_eq!(refused(sequence(1, &[1; 10], 11)), too_large);
+    let mut at_context = sequence(1, &[1; 10], 3);
+    at_context.context_tokens_max = 10;
+    assert_eq!(refused(at_context), Some(Rejection::PromptTooLong { tokens: 10, limit: 9 }));
+    let mut batch = Batch::new(CONFIG).expect("a good configuration");
+    let mut out = Vec::new();
+    batch.handle(0, Input::Admit(sequence(1, &[], 4)), &mut out);
+    assert_eq!(out, [Effect::Refused { attempt: attempt(1, 1), rejection: Rejection::EmptyPrompt }]);
+    assert!(batch.is_idle());
+}
+
+#[test]
+fn an_attempt_that_has_nothing_left_to_produce_ends_at_once() {
+    let done = |max_new_tokens, stop_tokens: &[TokenId], context_tokens_max| {
+        let mut resumed = sequence(1, &[1, 2, 3, 4, 5], max_new_tokens);
+        resumed.produced_before = 2;
+        resumed.generation.stop_tokens = stop_tokens.to_vec();
+        resumed.context_tokens_max = context_tokens_max;
+        let mut batch = Batch::new(CONFIG).expect("a good configuration");
+        let mut out = Vec::new();
+        batch.handle(0, Input::Admit(resumed), &mut out);
+        match out.as_slice() {
+            [Effect::Emit(frames)] => {
+                assert_eq!((frames.len(), frames[0].first_position, frames[0].tokens.len()), (1, 2, 0));
+                frames[0].finished
+            }
+            _ => None,
+        }
+    };
+    assert_eq!(done(2, &[], 100), Some(Finish::Length));
+    assert_eq!(done(9, &[5], 100), Some(Finish::Stop));
+    assert_eq!(done(9, &[3], 100), None, "a stop token of the prompt is no end");
+    assert_eq!(done(9, &[], 5), Some(Finish::Length));
+    assert_eq!(done(3, &[], 100), None);
+}
+
+#[test]
+fn turns_of_a_conversation_reuse_what_the_last_one_left() {
+    let mut rank = Rank::new(CONFIG);
+    let mut history = prompt(4, 10);
+    let mut cached = Vec::new();
+    for turn in 1..=4 {
+        rank.admit(sequence(turn, &history, 9));
+        rank.drain();
+        let stream = &rank.streams[&attempt(turn, 1)];
+        cached.push(stream.cached_tokens[0]);
+        // All but the last produced token has KV; the next turn finds every full block of it.
+        let known = history.len() as u32;
+        history.extend(&stream.tokens);
+        history.extend(prompt(turn, 6));
+        let left = (known + 9 - 1) / 4 * 4;
+        let scope = Scope { tenant: 1, adapter: None };
+        let chain = crate::kv::identity::truncated_chain(&scope, &history, 4);
+        assert_eq!(rank.kv.probe(&chain), left);
+    }
+    assert_eq!(cached, [0, 16, 32, 48]);
+    assert_eq!(rank.batch.stats().reused_tokens, 16 + 32 + 48);
+    rank.check_ended();
+}
+
+#[test]
+fn tenants_never_share() {
+    let mut other = sequence(2, &prompt(1, 30), 5);
+    other.scope.tenant = 2;
+    let mut rank = drained(CONFIG, [sequence(1, &prompt(1, 30), 5)]);
+    rank.admit(other);
+    rank.admit(sequence(3, &prompt(1, 30), 5));
+    rank.drain();
+    rank.check_ended();
+    let cached = [1, 2, 3].map(|n| rank.streams[&attempt(n, 1)].cached_tokens[0]);
+    assert_eq!(cached, [0, 0, 28]);
+}
+
+#[test]
+fn preemption_takes_the_highest_number_and_changes_no_token() {
+    // Room for the two prompts and little more; each grows to 10 of the 12 blocks.
+    let pool = kv::Config { blocks: 12, block_tokens: 4 };
+    let sequences = [sequence(1, &prompt(1, 15), 24), sequence(2, &prompt(2, 15), 24)];
+    let rank = drained(Config { pool, ..CONFIG }, sequences);
+    assert!(rank.batch.stats().preemptions > 0, "the pool is too small for both");
+    assert_eq!(rank.ended, [attempt(1, 1), attempt(2, 1)]);
+    // The first one never stood still: a token each step after its prefill.
+    let last_of_first = rank.steps.iter().rposition(|s| s.slices.iter().any(|s| s.attempt == attempt(1, 1)));
+    let with_first = rank.steps.iter().filter(|s| s.slices.iter().any(|s| s.attempt == attempt(1, 1))).count();
+    let waited = last_of_first.map(|at| at + 1 - with_first);
+    assert!(waited <= Some(6), "{waited:?} steps without the lowest number");
+}
+
+#[test]
+fn a_preempted_sequence_comes_back_before_later_ones() {
+    let pool = kv::Config { blocks: 12, block_tokens: 4 };
+    let config = Config { pool, sequences_max: 2, ..CONFIG };
+    let rank = drained(config, (1..=5).map(|n| sequence(n, &prompt(n, 15), 24)));
+    assert!(rank.batch.stats().preemptions > 0);
+    assert_eq!(rank.ended, [1, 2, 3, 4, 5].map(|n| attempt(n, 1)));
+}
+
+#[test]
+fn nobody_overtakes_a_sequence_that_does_not_fit_yet() {
+    let pool = kv::Config { blocks: 10, block_tokens: 4 };
+    let mut rank = Rank::new(Config { pool, ..CONFIG });
+    rank.admit(sequence(1, &prompt(1, 20), 10));
+    while rank.deliver_to_kv() | rank.deliver_to_batch() {}
+    rank.plan();
+    rank.admit(sequence(2, &prompt(2, 30), 4));
+    while rank.deliver_to_kv() | rank.deliver_to_batch() {}
+    for number in 3..30 {
+        rank.admit(sequence(number, &prompt(number, 4), 2));
+        rank.deliver_to_kv();
+        rank.deliver_to_batch();
+        rank.plan();
+        rank.finish_step();
+    }
+    rank.drain();
+    rank.check_ended();
+    assert_eq!(rank.ended[..2], [attempt(1, 1), attempt(2, 1)]);
+}
+
+#[test]
+fn a_cancel_during_a_step_gives_blocks_back_when_it_is_done() {
+    let mut rank = Rank::new(CONFIG);
+    rank.admit(sequence(1, &prompt(1, 15), 10));
+    while rank.deliver_to_kv() | rank.deliver_to_batch() {}
+    rank.plan();
+    rank.cancel(attempt(1, 1));
+    while rank.deliver_to_kv() | rank.deliver_to_batch() {}
+    assert!(rank.kv.stats().blocks_held > 0, "the step still writes");
+    rank.finish_step();
+    while rank.deliver_to_kv() | rank.deliver_to_batch() {}
+    let stats = rank.batch.stats();
+    assert_eq!((stats.cancels, stats.cancel_steps, stats.cancel_steps_max), (1, 1, 1));
+    assert_eq!(rank.kv.stats().blocks_reusable, 3, "what it computed stays");
+    assert!(rank.streams[&attempt(1, 1)].tokens.is_empty());
+    assert!(rank.batch.is_idle());
+    rank.check_ended();
+}
+
+#[test]
+fn a_cancel_while_blocks_are_on_their_way_gives_them_back() {
+    for delivered in 0..2 {
+        let mut rank = Rank::new(CONFIG);
+        rank.admit(sequence(1, &prompt(1, 15), 10));
+        (0..delivered).for_each(|_| assert!(rank.deliver_to_kv()));
+        rank.cancel(attempt(1, 1));
+        assert!(!rank.batch.is_idle(), "an answer is still to come");
+        // The same attempt again, before that answer, must not take it for its own.
+        rank.tell_batch(Input::Admit(sequence(1, &prompt(1, 15), 10)));
+        assert_eq!(rank.ignored, [Ignored::DuplicateAttempt { attempt: attempt(1, 1) }]);
+        rank.drain();
+        rank.check_ended();
+        assert_eq!(rank.batch.stats().cancel_steps, 0);
+        assert_eq!(rank.kv.stats().ignored, 0, "released once");
+    }
+}
+
+#[test]
+fn a_reservation_for_nobody_is_released() {
+    let mut batch = Batch::new(CONFIG).expect("a good configuration");
+    let mut out = Vec::new();
+    let stranger = attempt(9, 1);
+    let reserved = kv::Effect::Reserved { attempt: stranger, blocks: vec![BlockId(1)], cached_tokens: 0 };
+    batch.handle(0, Input::Kv(reserved), &mut out);
+    assert_eq!(out, [Effect::Kv(kv::Input::Release { attempt: stranger })]);
+}
+
+#[test]
+fn a_pool_smaller_than_promised_refuses_and_hangs_nobody() {
+    let mut rank = Rank::new(CONFIG);
+    rank.kv = kv::Manager::new(kv::Config { blocks: 6, ..POOL }).expect("a good configuration");
+    // Too long at once, growing too long alone, and fitting.
+    rank.admit(sequence(1, &prompt(1, 30), 2));
+    rank.admit(sequence(2, &prompt(2, 10), 100));
+    rank.admit(sequence(3, &prompt(3, 4), 4));
+    rank.drain();
+    let ends = [1, 2, 3].map(|n| rank.streams[&attempt(n, 1)].end.clone().expect("ended"));
+    assert_eq!(ends[0], End::Refused(Rejection::TooLargeForRank { wanted: 8, total: 6 }));
+    assert_eq!(ends[1], End::Refused(Rejection::TooLargeForRank { wanted: 28, total: 6 }));
+    assert_eq!(ends[2], End::Finished(Finish::Length));
+    assert_eq!(rank.kv.stats().blocks_held, 0);
+}
+
+#[test]
+fn a_kv_manager_that_forgot_a_sequence_costs_it_a_recompute() {
+    let mut batch = Batch::new(CONFIG).expect("a good configuration");
+    let (mut out, one) = (Vec::new(), attempt(1, 1));
+    batch.handle(0, Input::Admit(sequence(1, &[1, 2, 3], 30)), &mut out);
+    let reserved = kv::Effect::Reserved { attempt: one, blocks: vec![BlockId(0)], cached_tokens: 0 };
+    batch.handle(0, Input::Kv(reserved), &mut out);
+    assert_eq!(out.last(), Some(&Effect::Kv(kv::Input::Grow { attempt: one, tokens: 8 })));
+    out.clear();
+    let forgot = kv::Effect::Ignored { attempt: one, why: kv::Ignored::UnknownGrow };
+    batch.handle(0, Input::Kv(forgot), &mut out);
+    let scope = Scope { tenant: 1, adapter: None };
+    let again = kv::Input::Reserve { attempt: one, scope, tokens: vec![1, 2, 3] };
+    assert_eq!(out, [Effect::Kv(kv::Input::Release { attempt: one }), Effect::Kv(again)]);
+    batch.check().expect("all invariants hold");
+}
+
+#[test]
+fn nonsense_is_ignored_and_the_sequence_goes_on() {
+    let mut rank = Rank::new(CONFIG);
+    let one = attempt(1, 1);
+    rank.tell_batch(Input::StepDone { sampled: Vec::new() });
+    rank.tell_batch(Input::Cancel { attempt: one });
+    rank.admit(sequence(1, &prompt(1, 10), 6));
+    rank.tell_batch(Input::Admit(sequence(1, &prompt(1, 10), 6)));
+    rank.tell_batch(Input::Kv(kv::Effect::Grown { attempt: one, blocks: vec![BlockId(0)] }));
+    while rank.deliver_to_kv() | rank.deliver_to_batch() {}
+    rank.tell_batch(Input::Kv(kv::Effect::Exhausted { attempt: attempt(7, 1), wanted: 1, available: 0 }));
+    rank.tell_batch(Input::Kv(kv::Effect::Reserved { attempt: one, blocks: Vec::new(), cached_tokens: 0 }));
+    rank.plan();
+    let drawn = |slice| Sampled { slice, token: 3, logprob: 0.0 };
+    // No token for the slice that samples: its last position is computed again.
+    rank.tell_batch(Input::StepDone { sampled: vec![drawn(1), drawn(u32::MAX)] });
+    let expected = [
+        Ignored::NoStep,
+        Ignored::UnknownAttempt { attempt: one },
+        Ignored::DuplicateAttempt { attempt: one },
+        Ignored::UnaskedAnswer { attempt: one },
+        Ignored::UnaskedAnswer { attempt: attempt(7, 1) },
+        Ignored::UnaskedAnswer { attempt: one },
+        Ignored::UnaskedToken { slice: 1 },
+        Ignored::UnaskedToken { slice: u32::MAX },
+        Ignored::MissingToken { slice: 0 },
+    ];
+    assert_eq!(rank.ignored, expected);
+    assert_eq!(rank.batch.stats().ignored, expected.len() as u64);
+}
+
+#[test]
+fn inputs_and_effects_survive_serde() {
+    let inputs = [
+        Input::Admit(sequence(1, &[1, 2, 3], 4)),
+        Input::StepDone { sampled: vec![Sampled { slice: 0, token: 1, logprob: -1.5 }] },
+        Input::Kv(kv::Effect::Freed { blocks: 3 }),
+        Input::Tick,
+    ];
+    let text = serde_json::to_string(&inputs).expect("serializes");
+    assert_eq!(serde_json::from_str::<Vec<Input>>(&text).expect("parses"), inputs);
+}
+
+#[derive(Clone, Debug)]
+struct Shape {
+    step_tokens_max: u32,
+    sequences_max: u32,
+    blocks: u32,
+    block_tokens: u32,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Admit {
+        tenant: u64,
+        seed: u64,
+        length: usize,
+        max_new_tokens: u32,
+        late_number: bool,
+    },
+    Cancel(usize),
+    /// The same request again, with what it produced so far.
+    Resume(usize),
+    ToKv(u8),
+    ToBatch(u8),
+    Plan,
+    FinishStep,
+    Tick,
+}
+
+fn shapes() -> impl Strategy<Value = Shape> {
+    (1u32..20, 1u32..6, 3u32..24, 1u32..6).prop_map(|(step_tokens_max, sequences_max, blocks, block_tokens)| Shape {
+        step_tokens_max,
+        sequences_max,
+        blocks,
+        block_tokens,
+    })
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let admit = (0u64..2, 0u64..3, 1usize..24, 0u32..24, any::<bool>()).prop_map(
+        |(tenant, seed, length, max_new_tokens, late_number)| Op::Admit {
+            tenant,
+            seed,
+            length,
+            max_new_tokens,
+            late_number,
+        },
+    );
+    let op = prop_oneof![
+        3 => admit,
+        1 => any::<usize>().prop_map(Op::Cancel),
+        1 => any::<usize>().prop_map(Op::Resume),
+        6 => (1u8..4).prop_map(Op::ToKv),
+        6 => (1u8..4).prop_map(Op::ToBatch),
+        5 => Just(Op::Plan),
+        5 => Just(Op::FinishStep),
+        1 => Just(Op::Tick),
+    ];
+    proptest::collection::vec(op, 1..250)
+}
+
+/// Plays the operations, then lets everything end, and compares each stream with its undisturbed run.
+fn play(shape: &Shape, ops: Vec<Op>) -> Rank {
+    let pool = kv::Config { blocks: shape.blocks, block_tokens: shape.block_tokens };
+    let Shape { step_tokens_max, sequences_max, .. } = *shape;
+    let mut rank = Rank::new(Config { step_tokens_max, sequences_max, pool });
+    for (at, op) in ops.into_iter().enumerate() {
+        let admitted = rank.streams.len();
+        let nth = |n: usize| n.checked_rem(admitted);
+        match op {
+            Op::Admit { tenant, seed, length, max_new_tokens, late_number } => {
+                // Most numbers grow; some requests come late, with a number below those that run.
+                let number = if late_number { 500 - at as u64 } else { 1000 + at as u64 };
+                let mut sequence = sequence(number, &prompt(seed, length), max_new_tokens);
+                sequence.attempt = attempt(at as u64, 1);
+                sequence.scope.tenant = tenant;
+                sequence.generation.stop_tokens = (0..STOPS).collect();
+                sequence.context_tokens_max = 40;
+                rank.admit(sequence);
+            }
+            Op::Cancel(n) => {
+                if let Some(one) = nth(n).and_then(|n| rank.streams.keys().nth(n).copied()) {
+                    rank.cancel(one);
+                }
+            }
+            Op::Resume(n) => {
+                if let Some(old) = nth(n).and_then(|n| rank.streams.values().nth(n).cloned()) {
+                    let mut sequence = old.sequence;
+                    rank.cancel(sequence.attempt);
+                    sequence.attempt.attempt.0 += 1;
+                    sequence.produced_before += old.tokens.len() as u32;
+                    sequence.tokens.extend(old.tokens);
+                    if !rank.streams.contains_key(&sequence.attempt) {
+                        rank.admit(sequence);
+                    }
+                }
+            }
+            Op::ToKv(count) => {
+                for _ in 0..count {
+                    rank.deliver_to_kv();
+                }
+            }
+            Op::ToBatch(count) => {
+                for _ in 0..count {
+                    rank.deliver_to_batch();
+                }
+            }
+            Op::Plan => _ = rank.plan(),
+            Op::FinishStep => _ = rank.finish_step(),
+            Op::Tick => rank.tell_batch(Input::Tick),
+        }
+    }
+    rank.drain();
+    rank.check_ended();
+    rank
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn everything_ends_with_the_undisturbed_tokens_and_no_block_leaks(shape in shapes(), ops in ops()) {
+        play(&shape, ops);
+    }
+}
+
+/// Random runs that are dense enough to preempt, cancel and reuse: the property above is worth nothing if it does not.
+#[test]
+fn random_runs_meet_what_they_are_meant_to_meet() {
+    let (mut preemptions, mut cancelled_in_step, mut reused, mut evicted, mut refused) = (0, 0, 0, 0, 0);
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut draw = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for _ in 0..200 {
+        let shape = Shape {
+            step_tokens_max: 1 + draw(20) as u32,
+            sequences_max: 1 + draw(6) as u32,
+            blocks: 4 + draw(16) as u32,
+            block_tokens: 1 + draw(5) as u32,
+        };
+        let ops = (0..200).map(|_| match draw(28) {
+            0..=3 => Op::Admit {
+                tenant: draw(2),
+                seed: draw(3),
+                length: 1 + draw(20) as usize,
+                max_new_tokens: draw(24) as u32,
+                late_number: draw(4) == 0,
+            },
+            4 => Op::Cancel(draw(50) as usize),
+            5 => Op::Resume(draw(50) as usize),
+            6..=11 => Op::ToKv(1 + draw(3) as u8),
+            12..=17 => Op::ToBatch(1 + draw(3) as u8),
+            18..=22 => Op::Plan,
+            _ => Op::FinishStep,
+        });
+        let ops: Vec<Op> = ops.collect();
+        let rank = play(&shape, ops);
+        let stats = rank.batch.stats();
+        preemptions += stats.preemptions;
+        cancelled_in_step += stats.cancel_steps;
+        reused += stats.reused_tokens;
+        refused += stats.refused;
+        evicted += rank.kv.stats().evicted_blocks;
+    }
+    let met = [preemptions, cancelled_in_step, reused, refused, evicted];
+    assert!(met.into_iter().all(|count| count > 50), "{met:?}");
+}

@@ -15,9 +15,7 @@ const FIELD_TENANT: u8 = 1;
 const FIELD_ADAPTER: u8 = 2;
 
 /// Who may share blocks with whom: blocks are reused within one scope and never across two.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Scope {
     /// Keyed hash of the tenant.
     pub tenant: u64,
@@ -30,10 +28,7 @@ impl Scope {
     pub fn root(&self) -> BlockKey {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&[TAG_SCOPE]);
-        let fields = [
-            (FIELD_TENANT, Some(self.tenant)),
-            (FIELD_ADAPTER, self.adapter),
-        ];
+        let fields = [(FIELD_TENANT, Some(self.tenant)), (FIELD_ADAPTER, self.adapter)];
         for (tag, value) in fields {
             let Some(value) = value else { continue };
             hasher.update(&[tag]);
@@ -98,10 +93,7 @@ pub fn chain(scope: &Scope, tokens: &[TokenId], block_tokens: u32) -> Vec<BlockK
 
 /// The chain as it travels with a request for probing.
 pub fn truncated_chain(scope: &Scope, tokens: &[TokenId], block_tokens: u32) -> Vec<u64> {
-    chain(scope, tokens, block_tokens)
-        .iter()
-        .map(BlockKey::truncated)
-        .collect()
+    chain(scope, tokens, block_tokens).iter().map(BlockKey::truncated).collect()
 }
 
 #[cfg(test)]
@@ -109,10 +101,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    const BASE: Scope = Scope {
-        tenant: 7,
-        adapter: None,
-    };
+    const BASE: Scope = Scope { tenant: 7, adapter: None };
 
     #[test]
     fn a_key_covers_scope_and_every_token_before_it() {
@@ -124,51 +113,22 @@ mod tests {
             other[changed] += 1000;
             let others = chain(&BASE, &other, 16);
             for block in 0..4 {
-                assert_eq!(
-                    keys[block] == others[block],
-                    block < changed / 16,
-                    "token {changed}, block {block}"
-                );
+                assert_eq!(keys[block] == others[block], block < changed / 16, "token {changed}, block {block}");
             }
         }
-        let elsewhere = chain(
-            &Scope {
-                tenant: 8,
-                adapter: None,
-            },
-            &tokens,
-            16,
-        );
+        let elsewhere = chain(&Scope { tenant: 8, adapter: None }, &tokens, 16);
         assert!(keys.iter().zip(&elsewhere).all(|(a, b)| a != b));
     }
 
     #[test]
     fn tenant_and_adapter_of_the_same_value_do_not_collide() {
         let scopes = [
-            Scope {
-                tenant: 0,
-                adapter: None,
-            },
-            Scope {
-                tenant: 0,
-                adapter: Some(0),
-            },
-            Scope {
-                tenant: 7,
-                adapter: None,
-            },
-            Scope {
-                tenant: 0,
-                adapter: Some(7),
-            },
-            Scope {
-                tenant: 7,
-                adapter: Some(0),
-            },
-            Scope {
-                tenant: 7,
-                adapter: Some(7),
-            },
+            Scope { tenant: 0, adapter: None },
+            Scope { tenant: 0, adapter: Some(0) },
+            Scope { tenant: 7, adapter: None },
+            Scope { tenant: 0, adapter: Some(7) },
+            Scope { tenant: 7, adapter: Some(0) },
+            Scope { tenant: 7, adapter: Some(7) },
         ];
         let roots: BTreeSet<_> = scopes.iter().map(Scope::root).collect();
         assert_eq!(roots.len(), scopes.len());
@@ -197,9 +157,6 @@ mod tests {
         assert_eq!(chain(&BASE, &tokens, 16).len(), 2);
         assert_eq!(chain(&BASE, &tokens, 16), chain(&BASE, &tokens[..32], 16));
         assert_eq!(chain(&BASE, &tokens, 0), []);
-        assert_ne!(
-            chain(&BASE, &tokens[..32], 32),
-            chain(&BASE, &tokens[..32], 16)[1..]
-        );
+        assert_ne!(chain(&BASE, &tokens[..32], 32), chain(&BASE, &tokens[..32], 16)[1..]);
     }
 }

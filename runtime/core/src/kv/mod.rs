@@ -31,16 +31,10 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         match *self {
             Self { blocks: 0, .. } => Err(ConfigError::NoBlocks),
-            Self {
-                block_tokens: 0, ..
-            } => Err(ConfigError::NoBlockTokens),
-            Self {
-                blocks,
-                block_tokens,
-            } if blocks.checked_mul(block_tokens).is_none() => Err(ConfigError::TooLarge {
-                blocks,
-                block_tokens,
-            }),
+            Self { block_tokens: 0, .. } => Err(ConfigError::NoBlockTokens),
+            Self { blocks, block_tokens } if blocks.checked_mul(block_tokens).is_none() => {
+                Err(ConfigError::TooLarge { blocks, block_tokens })
+            }
             Self { .. } => Ok(()),
         }
     }
@@ -53,9 +47,7 @@ pub enum ConfigError {
     NoBlocks,
     #[error("KV blocks hold no tokens (block tokens 0)")]
     NoBlockTokens,
-    #[error(
-        "KV pool of {blocks} blocks of {block_tokens} tokens has more positions than 32 bits count"
-    )]
+    #[error("KV pool of {blocks} blocks of {block_tokens} tokens has more positions than 32 bits count")]
     TooLarge { blocks: u32, block_tokens: u32 },
 }
 
@@ -63,19 +55,11 @@ pub enum ConfigError {
 pub enum Input {
     /// Match the longest reusable prefix, pin it and allocate the rest so that all `tokens` and one more fit.
     /// The last token is never reused: its logits are wanted. Answered by `Reserved` or `Exhausted`.
-    Reserve {
-        attempt: AttemptKey,
-        scope: Scope,
-        tokens: Vec<TokenId>,
-    },
+    Reserve { attempt: AttemptKey, scope: Scope, tokens: Vec<TokenId> },
     /// Make the attempt's blocks cover `tokens` positions in all. Answered by `Grown` or `Exhausted`.
     Grow { attempt: AttemptKey, tokens: u32 },
     /// `tokens` follow those known; the KV of the first `computed` positions is written. Full ones become reusable.
-    Commit {
-        attempt: AttemptKey,
-        tokens: Vec<TokenId>,
-        computed: u32,
-    },
+    Commit { attempt: AttemptKey, tokens: Vec<TokenId>, computed: u32 },
     /// Unpin everything: full computed blocks stay as reusable prefixes, the others are free.
     Release { attempt: AttemptKey },
     /// The device lost its contents: forget every attempt and every reusable block.
@@ -163,7 +147,8 @@ struct Held {
     tokens: Vec<TokenId>,
     blocks: Vec<BlockId>,
     /// The tree's nodes for the leading blocks, each pinned. Where another attempt published the same block first, the
-    /// node names that one's block and `blocks` keeps the private copy: a running attempt's table never changes.
+    /// node names that one's block while it is read, and `blocks` keeps the private copy: a running attempt's table
+    /// never changes.
     path: Vec<NodeId>,
     computed: u32,
     /// Cleared when a block met a collision of truncated keys: nothing after it can be published.
@@ -212,17 +197,9 @@ impl Manager {
     /// Takes one input and appends what follows from it. Total: what makes no sense is `Ignored`.
     pub fn handle(&mut self, _now_us: u64, input: Input, out: &mut Vec<Effect>) {
         match input {
-            Input::Reserve {
-                attempt,
-                scope,
-                tokens,
-            } => self.reserve(attempt, scope, tokens, out),
+            Input::Reserve { attempt, scope, tokens } => self.reserve(attempt, scope, tokens, out),
             Input::Grow { attempt, tokens } => self.grow(attempt, tokens, out),
-            Input::Commit {
-                attempt,
-                tokens,
-                computed,
-            } => self.commit(attempt, tokens, computed, out),
+            Input::Commit { attempt, tokens, computed } => self.commit(attempt, tokens, computed, out),
             Input::Release { attempt } => self.release(attempt, out),
             Input::Clear => self.clear(out),
         }
@@ -235,6 +212,12 @@ impl Manager {
     /// A logarithmic number of hash look-ups.
     pub fn probe(&self, chain: &[u64]) -> u32 {
         self.tree.probe(chain) as u32 * self.config.block_tokens
+    }
+
+    /// How many attempts use the block, and whether others may find it.
+    #[cfg(test)]
+    pub(crate) fn block_state(&self, block: BlockId) -> (u32, bool) {
+        (self.pages.pins(block), self.pages.is_cached(block))
     }
 
     pub fn config(&self) -> Config {
@@ -256,13 +239,7 @@ impl Manager {
         }
     }
 
-    fn reserve(
-        &mut self,
-        attempt: AttemptKey,
-        scope: Scope,
-        tokens: Vec<TokenId>,
-        out: &mut Vec<Effect>,
-    ) {
+    fn reserve(&mut self, attempt: AttemptKey, scope: Scope, tokens: Vec<TokenId>, out: &mut Vec<Effect>) {
         if self.attempts.contains_key(&attempt) {
             return self.ignore(attempt, Ignored::DuplicateReserve, out);
         }
@@ -274,8 +251,8 @@ impl Manager {
         for &id in &path {
             self.pin(id);
         }
-        let wanted = ((tokens.len() as u64 + 1).div_ceil(u64::from(self.config.block_tokens))
-            - path.len() as u64) as u32;
+        let wanted =
+            ((tokens.len() as u64 + 1).div_ceil(u64::from(self.config.block_tokens)) - path.len() as u64) as u32;
         let Some(fresh) = self.allocate(wanted) else {
             self.exhaust(attempt, wanted, out);
             for &id in path.iter().rev() {
@@ -288,29 +265,16 @@ impl Manager {
         self.hit_tokens += u64::from(cached_tokens);
         let mut blocks: Vec<BlockId> = path.iter().map(|&id| self.tree.block(id)).collect();
         blocks.extend(fresh);
-        let held = Held {
-            scope,
-            tokens,
-            blocks: blocks.clone(),
-            path,
-            computed: cached_tokens,
-            publishes: true,
-        };
+        let held = Held { scope, tokens, blocks: blocks.clone(), path, computed: cached_tokens, publishes: true };
         self.attempts.insert(attempt, held);
-        out.push(Effect::Reserved {
-            attempt,
-            blocks,
-            cached_tokens,
-        });
+        out.push(Effect::Reserved { attempt, blocks, cached_tokens });
     }
 
     fn grow(&mut self, attempt: AttemptKey, tokens: u32, out: &mut Vec<Effect>) {
         let Some(held) = self.attempts.get(&attempt) else {
             return self.ignore(attempt, Ignored::UnknownGrow, out);
         };
-        let wanted = tokens
-            .div_ceil(self.config.block_tokens)
-            .saturating_sub(held.blocks.len() as u32);
+        let wanted = tokens.div_ceil(self.config.block_tokens).saturating_sub(held.blocks.len() as u32);
         let Some(blocks) = self.allocate(wanted) else {
             return self.exhaust(attempt, wanted, out);
         };
@@ -320,13 +284,7 @@ impl Manager {
         out.push(Effect::Grown { attempt, blocks });
     }
 
-    fn commit(
-        &mut self,
-        attempt: AttemptKey,
-        tokens: Vec<TokenId>,
-        computed: u32,
-        out: &mut Vec<Effect>,
-    ) {
+    fn commit(&mut self, attempt: AttemptKey, tokens: Vec<TokenId>, computed: u32, out: &mut Vec<Effect>) {
         let Some(mut held) = self.attempts.remove(&attempt) else {
             return self.ignore(attempt, Ignored::UnknownCommit, out);
         };
@@ -352,8 +310,17 @@ impl Manager {
         for block in private.into_iter().rev() {
             self.pages.unpin(block);
         }
-        for &id in held.path.iter().rev() {
+        for (at, &id) in held.path.iter().enumerate().rev() {
+            let block = self.tree.block(id);
+            if held.blocks[at] != block {
+                self.pages.remove_copy(block);
+            }
             self.unpin(id, Some(self.uses));
+            if self.pages.is_only_copied(block) {
+                let mut others = self.attempts.values();
+                let heir = others.find(|other| other.path.get(at) == Some(&id));
+                self.adopt_if_unread(id, heir.expect("who pins it is held (K2)").blocks[at]);
+            }
         }
         let blocks = self.pages.available() - before;
         if blocks > 0 {
@@ -394,37 +361,37 @@ impl Manager {
             let at = held.path.len();
             let parent = held.path.last().copied();
             let tokens = &held.tokens[at * block_tokens..(at + 1) * block_tokens];
-            let key = parent
-                .map_or_else(|| held.scope.root(), |id| self.tree.key(id))
-                .child(tokens);
+            let key = parent.map_or_else(|| held.scope.root(), |id| self.tree.key(id)).child(tokens);
             match self.tree.find(parent, &key, tokens) {
                 Lookup::Found(id) => {
                     self.pin(id);
+                    self.pages.add_copy(self.tree.block(id));
+                    self.adopt_if_unread(id, held.blocks[at]);
                     held.path.push(id);
                 }
                 Lookup::Absent => {
                     self.pages.cache(held.blocks[at]);
-                    held.path
-                        .push(self.tree.insert(parent, key, tokens, held.blocks[at]));
+                    held.path.push(self.tree.insert(parent, key, tokens, held.blocks[at]));
                 }
                 Lookup::Occupied => held.publishes = false,
             }
         }
     }
 
+    /// Where all who pin a node keep copies, one of these becomes the node's block: an attempt that runs alone holds no
+    /// more than its own table, so a planner can count on what fits.
+    fn adopt_if_unread(&mut self, id: NodeId, copy: BlockId) {
+        let block = self.tree.block(id);
+        if self.pages.is_only_copied(block) {
+            self.pages.replace(block, copy);
+            self.tree.replace_block(id, copy);
+        }
+    }
+
     /// Blocks that only this attempt uses and no node names.
     fn private<'a>(&'a self, held: &'a Held) -> impl Iterator<Item = BlockId> + 'a {
-        let shared = |at: usize, block| {
-            held.path
-                .get(at)
-                .is_some_and(|&id| self.tree.block(id) == block)
-        };
-        held.blocks
-            .iter()
-            .copied()
-            .enumerate()
-            .filter(move |&(at, block)| !shared(at, block))
-            .map(|(_, block)| block)
+        let shared = |at: usize, block| held.path.get(at).is_some_and(|&id| self.tree.block(id) == block);
+        held.blocks.iter().copied().enumerate().filter(move |&(at, block)| !shared(at, block)).map(|(_, block)| block)
     }
 
     fn pin(&mut self, id: NodeId) {
@@ -454,8 +421,7 @@ impl Manager {
                 continue;
             }
             let evicted = self.tree.evict(|block| self.pages.pins(block) == 0);
-            self.pages
-                .evict(evicted.expect("every reusable block is a leaf's or below it (T3, T4)"));
+            self.pages.evict(evicted.expect("every reusable block is a leaf's or below it (T3, T4)"));
             self.evicted_blocks += 1;
         }
         Some(blocks)
@@ -463,11 +429,7 @@ impl Manager {
 
     fn exhaust(&mut self, attempt: AttemptKey, wanted: u32, out: &mut Vec<Effect>) {
         self.exhausted += 1;
-        out.push(Effect::Exhausted {
-            attempt,
-            wanted,
-            available: self.pages.available(),
-        });
+        out.push(Effect::Exhausted { attempt, wanted, available: self.pages.available() });
     }
 
     fn ignore(&mut self, attempt: AttemptKey, why: Ignored, out: &mut Vec<Effect>) {

@@ -91,21 +91,8 @@ impl Tree {
     }
 
     /// Puts a block that `find` called absent under a pinned `parent`. Its own block is pinned too.
-    pub fn insert(
-        &mut self,
-        parent: Option<NodeId>,
-        key: BlockKey,
-        tokens: &[TokenId],
-        block: BlockId,
-    ) -> NodeId {
-        let node = Node {
-            key,
-            parent,
-            tokens: tokens.into(),
-            block,
-            children: 0,
-            last_use: 0,
-        };
+    pub fn insert(&mut self, parent: Option<NodeId>, key: BlockKey, tokens: &[TokenId], block: BlockId) -> NodeId {
+        let node = Node { key, parent, tokens: tokens.into(), block, children: 0, last_use: 0 };
         let id = match self.vacant.pop() {
             Some(id) => id,
             None => {
@@ -120,6 +107,11 @@ impl Tree {
             self.node_mut(parent).children += 1;
         }
         id
+    }
+
+    /// Another block holds the same KV.
+    pub fn replace_block(&mut self, id: NodeId, block: BlockId) {
+        self.node_mut(id).block = block;
     }
 
     /// The node's block is pinned from now on.
@@ -179,17 +171,11 @@ impl Tree {
             }
             if let Some(parent) = node.parent {
                 let Some(above) = self.nodes.get(parent.0 as usize).and_then(Option::as_ref) else {
-                    return Err(Violation::new(
-                        "T1",
-                        format!("{id:?} hangs from {parent:?}, which is gone"),
-                    ));
+                    return Err(Violation::new("T1", format!("{id:?} hangs from {parent:?}, which is gone")));
                 };
                 children[parent.0 as usize] += 1;
                 if pins(node.block) > 0 && pins(above.block) == 0 {
-                    return Err(Violation::new(
-                        "T4",
-                        format!("{id:?} is pinned, its parent {parent:?} is not"),
-                    ));
+                    return Err(Violation::new("T4", format!("{id:?} is pinned, its parent {parent:?} is not")));
                 }
             }
             if pins(node.block) == 0 && node.children == 0 {
@@ -197,25 +183,13 @@ impl Tree {
             }
         }
         if count != self.index.len() {
-            return Err(Violation::new(
-                "T2",
-                format!("{count} nodes, {} in the index", self.index.len()),
-            ));
+            return Err(Violation::new("T2", format!("{count} nodes, {} in the index", self.index.len())));
         }
-        if let Some((id, node)) = self
-            .present()
-            .find(|(id, node)| node.children != children[id.0 as usize])
-        {
-            return Err(Violation::new(
-                "T1",
-                format!("{id:?} counts {} children wrongly", node.children),
-            ));
+        if let Some((id, node)) = self.present().find(|(id, node)| node.children != children[id.0 as usize]) {
+            return Err(Violation::new("T1", format!("{id:?} counts {} children wrongly", node.children)));
         }
         if evictable != self.evictable {
-            return Err(Violation::new(
-                "T3",
-                format!("evictable {:?}, should be {evictable:?}", self.evictable),
-            ));
+            return Err(Violation::new("T3", format!("evictable {:?}, should be {evictable:?}", self.evictable)));
         }
         Ok(())
     }
@@ -226,21 +200,14 @@ impl Tree {
     }
 
     fn present(&self) -> impl Iterator<Item = (NodeId, &Node)> {
-        self.nodes
-            .iter()
-            .enumerate()
-            .filter_map(|(at, node)| Some((NodeId(at as u32), node.as_ref()?)))
+        self.nodes.iter().enumerate().filter_map(|(at, node)| Some((NodeId(at as u32), node.as_ref()?)))
     }
 
     fn node(&self, id: NodeId) -> &Node {
-        self.nodes[id.0 as usize]
-            .as_ref()
-            .expect("a node is named only while it is in the tree")
+        self.nodes[id.0 as usize].as_ref().expect("a node is named only while it is in the tree")
     }
 
     fn node_mut(&mut self, id: NodeId) -> &mut Node {
-        self.nodes[id.0 as usize]
-            .as_mut()
-            .expect("a node is named only while it is in the tree")
+        self.nodes[id.0 as usize].as_mut().expect("a node is named only while it is in the tree")
     }
 }
