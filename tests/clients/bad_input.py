@@ -24,7 +24,10 @@ def send(path, body=b"", method="POST", headers=None):
     """(status, headers, body) of one request."""
     connection = http.client.HTTPConnection(PLACE.hostname, PLACE.port, timeout=LIMIT_S)
     try:
-        connection.request(method, path, body, {"content-type": "application/json", **(headers or {})})
+        try:
+            connection.request(method, path, body, {"content-type": "application/json", **(headers or {})})
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # a server that has seen enough answers before the whole body is sent
         response = connection.getresponse()
         return response.status, response.headers, response.read()
     finally:

@@ -16,7 +16,7 @@ from server import Server, environment, get
 from tap import Suite, arguments, equal, true, wait_until
 
 BINARY, MODEL = arguments("binary", "model")
-LIMIT_S = 300
+LIMIT_S = 120
 # Slow enough that a stream of a hundred tokens is still open when a signal arrives.
 SLOW = {
     "engine.kind": "timed",
