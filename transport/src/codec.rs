@@ -13,11 +13,7 @@ pub enum CodecError {
     #[error("value cannot be encoded: {reason}")]
     Encode { reason: String },
     #[error("{bytes} bytes are not a valid {target}: {reason}")]
-    Malformed {
-        bytes: usize,
-        target: &'static str,
-        reason: String,
-    },
+    Malformed { bytes: usize, target: &'static str, reason: String },
     #[error("{target} asks for more than {limit} bytes")]
     TooLarge { target: &'static str, limit: usize },
     #[error("{left} bytes follow a complete {target}")]
@@ -29,11 +25,8 @@ pub enum CodecError {
 /// # Errors
 /// [`CodecError::Encode`] when its `Serialize` fails, for instance on a sequence of unknown length.
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, CodecError> {
-    bincode::serde::encode_to_vec(value, bincode::config::standard()).map_err(|error| {
-        CodecError::Encode {
-            reason: error.to_string(),
-        }
-    })
+    bincode::serde::encode_to_vec(value, bincode::config::standard())
+        .map_err(|error| CodecError::Encode { reason: error.to_string() })
 }
 
 /// Decodes a value that takes up all of `bytes`, reading and reserving at most `LIMIT` bytes whatever lengths the input claims.
@@ -48,19 +41,9 @@ pub fn decode<T: DeserializeOwned, const LIMIT: usize>(bytes: &[u8]) -> Result<T
     let config = bincode::config::standard().with_limit::<LIMIT>();
     match bincode::serde::decode_from_slice(bytes, config) {
         Ok((value, read)) if read == bytes.len() => Ok(value),
-        Ok((_, read)) => Err(CodecError::TrailingBytes {
-            left: bytes.len() - read,
-            target,
-        }),
-        Err(bincode::error::DecodeError::LimitExceeded) => Err(CodecError::TooLarge {
-            target,
-            limit: LIMIT,
-        }),
-        Err(error) => Err(CodecError::Malformed {
-            bytes: bytes.len(),
-            target,
-            reason: error.to_string(),
-        }),
+        Ok((_, read)) => Err(CodecError::TrailingBytes { left: bytes.len() - read, target }),
+        Err(bincode::error::DecodeError::LimitExceeded) => Err(CodecError::TooLarge { target, limit: LIMIT }),
+        Err(error) => Err(CodecError::Malformed { bytes: bytes.len(), target, reason: error.to_string() }),
     }
 }
 
@@ -77,34 +60,16 @@ mod tests {
     enum Sample {
         Nothing,
         Numbers(Vec<u64>),
-        Named {
-            name: String,
-            table: BTreeMap<u16, Option<i64>>,
-            key: [u8; 16],
-            flag: bool,
-            letter: char,
-        },
+        Named { name: String, table: BTreeMap<u16, Option<i64>>, key: [u8; 16], flag: bool, letter: char },
     }
 
     fn samples() -> impl Strategy<Value = Sample> {
         let table = proptest::collection::btree_map(any::<u16>(), any::<Option<i64>>(), 0..8);
-        let named = (
-            ".{0,24}",
-            table,
-            any::<[u8; 16]>(),
-            any::<bool>(),
-            any::<char>(),
-        );
+        let named = (".{0,24}", table, any::<[u8; 16]>(), any::<bool>(), any::<char>());
         prop_oneof![
             Just(Sample::Nothing),
             proptest::collection::vec(any::<u64>(), 0..32).prop_map(Sample::Numbers),
-            named.prop_map(|(name, table, key, flag, letter)| Sample::Named {
-                name,
-                table,
-                key,
-                flag,
-                letter,
-            }),
+            named.prop_map(|(name, table, key, flag, letter)| Sample::Named { name, table, key, flag, letter }),
         ]
     }
 
@@ -164,10 +129,7 @@ mod tests {
         for length in [1 << 20, 1 << 40, 1 << 60, u64::MAX] {
             let bytes = claimed_length(length);
             let text = decode::<String, LIMIT>(&bytes);
-            assert!(
-                matches!(text, Err(CodecError::TooLarge { limit: LIMIT, .. })),
-                "{text:?}"
-            );
+            assert!(matches!(text, Err(CodecError::TooLarge { limit: LIMIT, .. })), "{text:?}");
             assert!(decode::<Vec<u8>, LIMIT>(&bytes).is_err());
             assert!(decode::<Vec<u64>, LIMIT>(&bytes).is_err());
             assert!(decode::<BTreeMap<u64, String>, LIMIT>(&bytes).is_err());
@@ -179,10 +141,7 @@ mod tests {
         let bytes = encode(&"x".repeat(100)).unwrap();
         assert!(decode::<String, 128>(&bytes).is_ok());
         let refused = decode::<String, 64>(&bytes);
-        assert!(
-            matches!(refused, Err(CodecError::TooLarge { limit: 64, .. })),
-            "{refused:?}"
-        );
+        assert!(matches!(refused, Err(CodecError::TooLarge { limit: 64, .. })), "{refused:?}");
     }
 
     #[test]

@@ -239,6 +239,7 @@ async fn no_message_is_handled_twice_nor_out_of_order_across_restarts() {
     for sender in senders {
         accepted.extend(tokio::task::block_in_place(|| sender.join().unwrap()));
     }
+    until("it failed in between", || stats(&node, "a").failures > 0).await;
     tree.stop(PATIENCE).await;
     let handled = handled.lock().unwrap();
     let distinct: BTreeSet<u64> = handled.iter().copied().collect();

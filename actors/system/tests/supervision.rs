@@ -6,7 +6,7 @@ use starling_actors::{ActorState, Backoff, Node, Restart, StartError, StopOutcom
 use starling_actors::{SupervisorSpec, TreeExit};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::{Log, Order, PATIENCE, TRACE, count, pass, probe, probes, stats, until};
+use support::{Log, Order, PATIENCE, TRACE, apart, count, pass, probe, probes, stats, until};
 use tokio::time::Instant;
 
 /// Three children that restart at once.
@@ -364,6 +364,8 @@ async fn a_stop_completes_though_a_handler_never_returns() {
     let spec = SupervisorSpec::new("s", Strategy::OneForOne).child(probe("a", &log)).child(stuck);
     let tree = node.start(spec).await.unwrap();
     log.expect(&["a started", "b started"]).await;
+    apart(&node, "b", "a").await;
+    log.expect(&["a dropped", "a started"]).await;
     let (open, gate) = std::sync::mpsc::channel();
     node.address::<Order>("b").tell(TRACE, Order::Block(gate)).unwrap();
     log.expect(&["b blocked"]).await;
@@ -382,6 +384,8 @@ async fn a_tree_past_its_deadline_is_killed_as_a_whole() {
     let spec = SupervisorSpec::new("s", Strategy::OneForOne).child(inner);
     let tree = node.start(spec).await.unwrap();
     log.expect(&["x started", "stuck started"]).await;
+    apart(&node, "stuck", "x").await;
+    log.expect(&["x dropped", "x started"]).await;
     let (open, gate) = std::sync::mpsc::channel();
     let address = node.address::<Order>("stuck");
     address.tell(TRACE, Order::Block(gate)).unwrap();

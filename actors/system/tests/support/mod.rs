@@ -174,6 +174,15 @@ pub async fn count(address: &Address<Order>) -> u64 {
     address.ask(TRACE, PATIENCE, Order::Count).await.unwrap()
 }
 
+/// Returns once `actor` has run and its supervisor has run after it: by then the supervisor does not wait on the worker thread
+/// of `actor`, which may block now. The runtime keeps the task woken last with the thread that woke it.
+pub async fn apart(node: &Node, actor: &str, sibling: &str) {
+    count(&node.address::<Order>(actor)).await;
+    let panics = node.address::<Order>(sibling).tell(TRACE, Order::Panic);
+    panics.unwrap();
+    until("the sibling is back", || stats(node, sibling).restarts == 1).await;
+}
+
 /// Lets paused time pass.
 pub async fn pass(duration: Duration) {
     // sleeps because time is paused: it advances at once.
