@@ -23,35 +23,18 @@ const LAYERS: &[Layer] = &[
         name: "starling-core",
         workspace: &[],
         external: Some(&["serde", "thiserror", "xxhash-rust", "blake3", "hashbrown"]),
-        never_below: &[
-            "tokio", "ractor", "quinn", "cudarc", "rand", "tracing", "bincode",
-        ],
+        never_below: &["tokio", "ractor", "quinn", "cudarc", "rand", "tracing", "bincode"],
     },
     Layer {
         name: "starling-gpu",
         workspace: &["starling-core"],
-        external: Some(&[
-            "thiserror",
-            "gemm",
-            "half",
-            "memmap2",
-            "safetensors",
-            "cudarc",
-        ]),
+        external: Some(&["thiserror", "gemm", "half", "memmap2", "safetensors", "cudarc"]),
         never_below: &["tokio", "ractor", "quinn", "axum"],
     },
     Layer {
         name: "starling-transport",
         workspace: &[],
-        external: Some(&[
-            "serde",
-            "thiserror",
-            "bytes",
-            "bincode",
-            "quinn",
-            "rustls",
-            "tokio",
-        ]),
+        external: Some(&["serde", "thiserror", "bytes", "bincode", "quinn", "rustls", "tokio"]),
         never_below: &["ractor", "axum", "gemm", "openraft"],
     },
     Layer {
@@ -109,50 +92,32 @@ const NODE_ONLY: &[&str] = &[
 /// Packages that exist to use the others, in any combination.
 fn is_outside_the_layers(package: &Package, root: &Path) -> bool {
     let manifest = package.manifest_path.as_std_path();
-    ["examples", "tests"]
-        .iter()
-        .any(|folder| manifest.starts_with(root.join(folder)))
+    ["examples", "tests"].iter().any(|folder| manifest.starts_with(root.join(folder)))
 }
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("this package lies in the workspace")
-        .to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package lies in the workspace").to_path_buf()
 }
 
 fn read(relative: &str) -> String {
     let path = root().join(relative);
-    std::fs::read_to_string(&path)
-        .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
 }
 
 /// The dependency graph of this machine's platform: resolving others would download crates that no build here needs.
 fn metadata() -> Metadata {
-    let rustc = Command::new("rustc")
-        .arg("-vV")
-        .output()
-        .expect("rustc runs: it built this test");
+    let rustc = Command::new("rustc").arg("-vV").output().expect("rustc runs: it built this test");
     let rustc = String::from_utf8(rustc.stdout).expect("rustc prints UTF-8");
-    let host = rustc
-        .lines()
-        .find_map(|line| line.strip_prefix("host: "))
-        .expect("rustc -vV names its host");
+    let host = rustc.lines().find_map(|line| line.strip_prefix("host: ")).expect("rustc -vV names its host");
     MetadataCommand::new()
         .manifest_path(root().join("Cargo.toml"))
-        .other_options(
-            ["--locked", "--filter-platform", host]
-                .map(String::from)
-                .to_vec(),
-        )
+        .other_options(["--locked", "--filter-platform", host].map(String::from).to_vec())
         .exec()
         .expect("cargo metadata reads the workspace")
 }
 
 fn layer_of(package: &Package) -> Option<&'static Layer> {
-    LAYERS
-        .iter()
-        .find(|layer| package.name.as_str() == layer.name)
+    LAYERS.iter().find(|layer| package.name.as_str() == layer.name)
 }
 
 fn assert_none(offenders: Vec<String>) {
@@ -161,24 +126,13 @@ fn assert_none(offenders: Vec<String>) {
 
 /// Everything below `from` by normal and build dependencies, with the crate that brought it in.
 fn below(metadata: &Metadata, from: &PackageId) -> BTreeMap<String, String> {
-    let resolve = metadata
-        .resolve
-        .as_ref()
-        .expect("cargo metadata resolves the graph");
+    let resolve = metadata.resolve.as_ref().expect("cargo metadata resolves the graph");
     let nodes: BTreeMap<_, _> = resolve.nodes.iter().map(|node| (&node.id, node)).collect();
-    let names: BTreeMap<_, _> = metadata
-        .packages
-        .iter()
-        .map(|p| (&p.id, p.name.to_string()))
-        .collect();
+    let names: BTreeMap<_, _> = metadata.packages.iter().map(|p| (&p.id, p.name.to_string())).collect();
     let (mut found, mut open, mut seen) = (BTreeMap::new(), vec![from], BTreeSet::from([from]));
     while let Some(id) = open.pop() {
         for dependency in &nodes[id].deps {
-            if dependency
-                .dep_kinds
-                .iter()
-                .all(|kind| kind.kind == DependencyKind::Development)
-            {
+            if dependency.dep_kinds.iter().all(|kind| kind.kind == DependencyKind::Development) {
                 continue;
             }
             if seen.insert(&dependency.pkg) {
@@ -198,14 +152,7 @@ fn every_member_is_in_the_table() {
         named == is_outside_the_layers(package, &root)
     });
     assert_none(
-        unknown
-            .map(|package| {
-                format!(
-                    "{} has no row in LAYERS (or has one it must not have)",
-                    package.name
-                )
-            })
-            .collect(),
+        unknown.map(|package| format!("{} has no row in LAYERS (or has one it must not have)", package.name)).collect(),
     );
 }
 
@@ -217,17 +164,11 @@ fn a_crate_depends_only_on_what_its_layer_allows() {
         let Some(layer) = layer_of(package) else {
             continue;
         };
-        for dependency in package
-            .dependencies
-            .iter()
-            .filter(|d| d.kind != DependencyKind::Development)
-        {
+        for dependency in package.dependencies.iter().filter(|d| d.kind != DependencyKind::Development) {
             let name = dependency.name.as_str();
             let allowed = match dependency.path {
                 Some(_) => layer.workspace.contains(&name),
-                None => layer
-                    .external
-                    .is_none_or(|external| external.contains(&name)),
+                None => layer.external.is_none_or(|external| external.contains(&name)),
             };
             if !allowed {
                 offenders.push(format!("{} must not depend on {name}", layer.name));
@@ -248,10 +189,7 @@ fn what_a_layer_must_never_have_is_nowhere_below_it() {
         let below = below(&metadata, &package.id);
         for never in layer.never_below {
             if let Some(by) = below.get(*never) {
-                offenders.push(format!(
-                    "{} must not have {never} below it; {by} brings it in",
-                    layer.name
-                ));
+                offenders.push(format!("{} must not have {never} below it; {by} brings it in", layer.name));
             }
         }
     }
@@ -262,21 +200,10 @@ fn what_a_layer_must_never_have_is_nowhere_below_it() {
 fn only_the_node_names_http_command_line_and_telemetry() {
     let metadata = metadata();
     let mut offenders = Vec::new();
-    for package in metadata
-        .workspace_packages()
-        .into_iter()
-        .filter(|package| package.name != "starling")
-    {
-        for dependency in package
-            .dependencies
-            .iter()
-            .filter(|d| d.kind != DependencyKind::Development)
-        {
+    for package in metadata.workspace_packages().into_iter().filter(|package| package.name != "starling") {
+        for dependency in package.dependencies.iter().filter(|d| d.kind != DependencyKind::Development) {
             if NODE_ONLY.contains(&dependency.name.as_str()) {
-                offenders.push(format!(
-                    "{} must not depend on {}",
-                    package.name, dependency.name
-                ));
+                offenders.push(format!("{} must not depend on {}", package.name, dependency.name));
             }
         }
     }
@@ -289,12 +216,7 @@ fn nothing_but_examples_and_tests_depends_on_the_node() {
     let mut offenders = Vec::new();
     for package in metadata.workspace_packages() {
         let outside = is_outside_the_layers(package, &root);
-        if !outside
-            && package
-                .dependencies
-                .iter()
-                .any(|dependency| dependency.name == "starling")
-        {
+        if !outside && package.dependencies.iter().any(|dependency| dependency.name == "starling") {
             offenders.push(format!("{} must not depend on starling", package.name));
         }
     }
@@ -304,15 +226,9 @@ fn nothing_but_examples_and_tests_depends_on_the_node() {
 /// Versions of a crate in the lock file, on whatever platform it is used.
 fn locked_versions(lock: &str, name: &str) -> Vec<String> {
     let header = format!("name = \"{name}\"");
-    let versions = lock
-        .split("[[package]]")
-        .filter(|package| package.lines().any(|line| line == header));
+    let versions = lock.split("[[package]]").filter(|package| package.lines().any(|line| line == header));
     versions
-        .filter_map(|package| {
-            package
-                .lines()
-                .find_map(|line| line.strip_prefix("version = "))
-        })
+        .filter_map(|package| package.lines().find_map(|line| line.strip_prefix("version = ")))
         .map(|version| version.trim_matches('"').to_string())
         .collect()
 }
@@ -321,18 +237,9 @@ fn locked_versions(lock: &str, name: &str) -> Vec<String> {
 #[test]
 fn no_second_crypto_library_is_in_the_graph() {
     let lock = read("Cargo.lock");
-    assert_eq!(
-        locked_versions(&lock, "serde").len(),
-        1,
-        "the lock file is not read as expected"
-    );
+    assert_eq!(locked_versions(&lock, "serde").len(), 1, "the lock file is not read as expected");
     let unwanted = ["ring", "openssl-sys", "native-tls"].into_iter();
-    assert_none(
-        unwanted
-            .filter(|name| !locked_versions(&lock, name).is_empty())
-            .map(String::from)
-            .collect(),
-    );
+    assert_none(unwanted.filter(|name| !locked_versions(&lock, name).is_empty()).map(String::from).collect());
 }
 
 /// 2.0.1 is the last release that works; 3.0.0 is a compile error.
@@ -349,15 +256,11 @@ fn workspace_dependencies(manifest: &str) -> Vec<(&str, usize, bool)> {
         if line.starts_with('[') {
             inside = line == "[workspace.dependencies]";
         }
-        let named = line
-            .split_once(" = ")
-            .filter(|_| inside && !line.starts_with('#'));
+        let named = line.split_once(" = ").filter(|_| inside && !line.starts_with('#'));
         if let Some((name, value)) = named
             && !name.starts_with("starling")
         {
-            let reason = value
-                .rsplit_once('#')
-                .is_some_and(|(_, reason)| reason.trim().len() >= 4);
+            let reason = value.rsplit_once('#').is_some_and(|(_, reason)| reason.trim().len() >= 4);
             found.push((name.trim(), number + 1, reason || commented));
         }
         // A `# -- heading` groups lines and gives no reason.
@@ -370,15 +273,9 @@ fn workspace_dependencies(manifest: &str) -> Vec<(&str, usize, bool)> {
 fn every_dependency_of_the_workspace_has_a_reason() {
     let manifest = read("Cargo.toml");
     let dependencies = workspace_dependencies(&manifest);
-    assert!(
-        dependencies.len() > 10,
-        "the root manifest is not read as expected"
-    );
+    assert!(dependencies.len() > 10, "the root manifest is not read as expected");
     let bare = dependencies.iter().filter(|(_, _, reason)| !reason);
-    assert_none(
-        bare.map(|(name, line, _)| format!("Cargo.toml:{line} {name} has no reason"))
-            .collect(),
-    );
+    assert_none(bare.map(|(name, line, _)| format!("Cargo.toml:{line} {name} has no reason")).collect());
 }
 
 #[test]
@@ -387,21 +284,10 @@ fn every_dependency_of_the_workspace_is_used_by_a_member() {
     let used: BTreeSet<&str> = metadata
         .workspace_packages()
         .iter()
-        .flat_map(|package| {
-            package
-                .dependencies
-                .iter()
-                .map(|dependency| dependency.name.as_str())
-        })
+        .flat_map(|package| package.dependencies.iter().map(|dependency| dependency.name.as_str()))
         .collect();
-    let unused = workspace_dependencies(&manifest)
-        .into_iter()
-        .filter(|(name, _, _)| !used.contains(name));
-    assert_none(
-        unused
-            .map(|(name, line, _)| format!("Cargo.toml:{line} {name} is used by no member"))
-            .collect(),
-    );
+    let unused = workspace_dependencies(&manifest).into_iter().filter(|(name, _, _)| !used.contains(name));
+    assert_none(unused.map(|(name, line, _)| format!("Cargo.toml:{line} {name} is used by no member")).collect());
 }
 
 #[test]
@@ -409,8 +295,7 @@ fn members_take_their_dependencies_from_the_workspace() {
     let metadata = metadata();
     let mut offenders = Vec::new();
     for package in metadata.workspace_packages() {
-        let manifest =
-            std::fs::read_to_string(&package.manifest_path).expect("a member has a manifest");
+        let manifest = std::fs::read_to_string(&package.manifest_path).expect("a member has a manifest");
         let mut section = "";
         for (number, line) in manifest.lines().enumerate() {
             if line.starts_with('[') {
@@ -429,10 +314,7 @@ fn members_take_their_dependencies_from_the_workspace() {
 #[test]
 fn panics_unwind_in_every_profile() {
     let manifest = read("Cargo.toml");
-    assert!(
-        !manifest.contains("panic = \"abort\""),
-        "a profile aborts on panic; supervision depends on unwinding"
-    );
+    assert!(!manifest.contains("panic = \"abort\""), "a profile aborts on panic; supervision depends on unwinding");
 }
 
 #[test]
@@ -450,8 +332,5 @@ fn reasons_are_found_on_the_line_or_above_it() {
     ];
     let manifest = manifest.join("\n");
     let found = workspace_dependencies(&manifest);
-    assert_eq!(
-        found,
-        [("bare", 3, false), ("above", 5, true), ("beside", 6, true)]
-    );
+    assert_eq!(found, [("bare", 3, false), ("above", 5, true), ("beside", 6, true)]);
 }

@@ -27,6 +27,7 @@ const TOP_LEVEL: &[&str] = &[
     "examples",
     "gpu",
     "runtime",
+    "rustfmt.toml",
     "tests",
     "transport",
 ];
@@ -39,9 +40,7 @@ struct Source {
 
 impl Source {
     fn extension(&self) -> &str {
-        self.path
-            .rsplit_once('.')
-            .map_or("", |(_, extension)| extension)
+        self.path.rsplit_once('.').map_or("", |(_, extension)| extension)
     }
 
     fn is_self(&self) -> bool {
@@ -57,25 +56,18 @@ impl Source {
     }
 
     fn is_test_file(&self) -> bool {
-        self.path.starts_with("tests/")
-            || self.path.contains("/tests/")
-            || self.path.ends_with("/tests.rs")
+        self.path.starts_with("tests/") || self.path.contains("/tests/") || self.path.ends_with("/tests.rs")
     }
 
     /// Numbered lines, from 1.
     fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.text
-            .lines()
-            .enumerate()
-            .map(|(index, line)| (index + 1, line))
+        self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 
     /// Lines before the file's unit tests; none of a file that is all test.
     fn product_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         let all_test = self.is_test_file();
-        self.lines().take_while(move |(_, line)| {
-            !all_test && !line.trim_start().starts_with("#[cfg(test)]")
-        })
+        self.lines().take_while(move |(_, line)| !all_test && !line.trim_start().starts_with("#[cfg(test)]"))
     }
 
     /// The file's unit tests, or all of a file that is all test.
@@ -90,10 +82,7 @@ type Offences = Vec<(usize, String)>;
 type Rule = fn(&Source) -> Offences;
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("this package lies in the repository")
-        .to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package lies in the repository").to_path_buf()
 }
 
 /// Every text file of the repository, hidden and generated folders apart.
@@ -101,35 +90,22 @@ fn sources() -> Vec<Source> {
     let root = root();
     let (mut found, mut open) = (Vec::new(), vec![root.clone()]);
     while let Some(folder) = open.pop() {
-        let entries = std::fs::read_dir(&folder)
-            .unwrap_or_else(|error| panic!("cannot list {}: {error}", folder.display()));
+        let entries =
+            std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("cannot list {}: {error}", folder.display()));
         for entry in entries.flatten() {
-            let (path, name) = (
-                entry.path(),
-                entry.file_name().to_string_lossy().into_owned(),
-            );
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
             if path.is_dir() {
-                if !SKIPPED_FOLDERS.contains(&name.as_str())
-                    && (!name.starts_with('.') || name == ".ci")
-                {
+                if !SKIPPED_FOLDERS.contains(&name.as_str()) && (!name.starts_with('.') || name == ".ci") {
                     open.push(path);
                 }
             } else if let Ok(text) = std::fs::read_to_string(&path) {
-                let relative = path
-                    .strip_prefix(&root)
-                    .expect("the walk starts at the root");
-                found.push(Source {
-                    path: relative.to_string_lossy().replace('\\', "/"),
-                    text,
-                });
+                let relative = path.strip_prefix(&root).expect("the walk starts at the root");
+                found.push(Source { path: relative.to_string_lossy().replace('\\', "/"), text });
             }
         }
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
-    assert!(
-        found.iter().any(|source| source.is_self()),
-        "the walk did not find this file"
-    );
+    assert!(found.iter().any(|source| source.is_self()), "the walk did not find this file");
     found
 }
 
@@ -140,11 +116,7 @@ fn assert_none(offenders: &[String]) {
 fn assert_everywhere(rule: Rule) {
     let mut offenders = Vec::new();
     for source in sources() {
-        offenders.extend(
-            rule(&source)
-                .into_iter()
-                .map(|(line, what)| format!("{}:{line} {what}", source.path)),
-        );
+        offenders.extend(rule(&source).into_iter().map(|(line, what)| format!("{}:{line} {what}", source.path)));
     }
     assert_none(&offenders);
 }
@@ -182,38 +154,21 @@ everywhere!(
 
 #[test]
 fn top_level_holds_only_what_is_agreed() {
-    let entries = std::fs::read_dir(root())
-        .expect("the root can be listed")
-        .flatten();
+    let entries = std::fs::read_dir(root()).expect("the root can be listed").flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let ours =
-        names.filter(|name| !name.starts_with('.') && !SKIPPED_FOLDERS.contains(&name.as_str()));
-    let unknown: Vec<String> = ours
-        .filter(|name| !TOP_LEVEL.contains(&name.as_str()))
-        .collect();
+    let ours = names.filter(|name| !name.starts_with('.') && !SKIPPED_FOLDERS.contains(&name.as_str()));
+    let unknown: Vec<String> = ours.filter(|name| !TOP_LEVEL.contains(&name.as_str())).collect();
     assert_none(&unknown);
 }
 
 #[test]
 fn decisions_are_numbered_without_gaps_and_listed() {
     let sources = sources();
-    let index = sources
-        .iter()
-        .find(|source| source.path == "runtime/docs/adr/README.md")
-        .expect("decisions have an index");
-    let names = sources
-        .iter()
-        .filter_map(|source| source.path.strip_prefix("runtime/docs/adr/"));
+    let index =
+        sources.iter().find(|source| source.path == "runtime/docs/adr/README.md").expect("decisions have an index");
+    let names = sources.iter().filter_map(|source| source.path.strip_prefix("runtime/docs/adr/"));
     for (position, name) in names.filter(|name| *name != "README.md").enumerate() {
-        assert!(
-            name.starts_with(&format!("{:04}-", position + 1)),
-            "{name} is not number {}",
-            position + 1
-        );
-        assert!(
-            index.text.contains(&format!("]({name})")),
-            "{name} is not listed in {}",
-            index.path
-        );
+        assert!(name.starts_with(&format!("{:04}-", position + 1)), "{name} is not number {}", position + 1);
+        assert!(index.text.contains(&format!("]({name})")), "{name} is not listed in {}", index.path);
     }
 }
