@@ -10,9 +10,7 @@ pub struct Clock {
 
 impl Clock {
     pub fn start() -> Self {
-        Self {
-            start: Instant::now(),
-        }
+        Self { start: Instant::now() }
     }
 
     pub fn now_us(&self) -> u64 {

@@ -94,11 +94,7 @@ pub struct GpuWorker {
 impl GpuWorker {
     /// # Errors
     /// Budgets that no sequence fits; checked before the tree starts.
-    pub fn new(
-        rank: RankId,
-        around: &crate::Surroundings,
-        own: RankAddresses,
-    ) -> Result<Self, ConfigError> {
+    pub fn new(rank: RankId, around: &crate::Surroundings, own: RankAddresses) -> Result<Self, ConfigError> {
         Ok(Self {
             rank,
             batch: Batch::new(around.settings.batch)?,
@@ -126,11 +122,7 @@ impl GpuWorker {
             match effect {
                 Effect::Kv(input @ kv::Input::Reserve { attempt, .. }) => {
                     self.tell_kv(context, &mut changes);
-                    let trace = self
-                        .traced
-                        .get(&attempt)
-                        .map(|t| t.trace)
-                        .unwrap_or_default();
+                    let trace = self.traced.get(&attempt).map(|t| t.trace).unwrap_or_default();
                     let _ = self.own.kv.tell(trace, kv_manager::Message::Reserve(input));
                 }
                 Effect::Kv(input) => changes.push(input),
@@ -152,19 +144,12 @@ impl GpuWorker {
     }
 
     fn emit(&mut self, context: &Context<'_, Message>, frames: Vec<Frame>) {
-        let finished: Vec<AttemptKey> = frames
-            .iter()
-            .filter(|f| f.finished.is_some())
-            .map(|f| f.attempt)
-            .collect();
+        let finished: Vec<AttemptKey> = frames.iter().filter(|f| f.finished.is_some()).map(|f| f.attempt).collect();
         for frame in &frames {
             self.trace_frame(context, frame);
         }
         // One message a step: a dead ingress announces its streams again in a new cluster.
-        let _ = self
-            .addresses
-            .ingress
-            .tell(context.trace(), ingress::Message::Frames(frames));
+        let _ = self.addresses.ingress.tell(context.trace(), ingress::Message::Frames(frames));
         for attempt in finished {
             self.done(context, attempt);
         }
@@ -173,19 +158,11 @@ impl GpuWorker {
     /// The attempt is over here: its slot is free.
     fn done(&mut self, context: &Context<'_, Message>, attempt: AttemptKey) {
         self.traced.remove(&attempt);
-        let finished = router::Message::Finished {
-            rank: self.rank,
-            attempt,
-        };
+        let finished = router::Message::Finished { rank: self.rank, attempt };
         let _ = self.addresses.router.tell(context.trace(), finished);
     }
 
-    fn refuse(
-        &mut self,
-        context: &Context<'_, Message>,
-        attempt: AttemptKey,
-        rejection: Rejection,
-    ) {
+    fn refuse(&mut self, context: &Context<'_, Message>, attempt: AttemptKey, rejection: Rejection) {
         let refused = ingress::Message::Refused { attempt, rejection };
         let _ = self.addresses.ingress.tell(context.trace(), refused);
         self.done(context, attempt);
@@ -197,17 +174,14 @@ impl GpuWorker {
         };
         traced.produced += frame.tokens.len();
         let now = SystemTime::now();
-        let span =
-            |name, start, attributes: Vec<(&'static str, starling_actors::AttributeValue)>| {
-                SpanRecord {
-                    parent: traced.trace,
-                    span_id: None,
-                    name,
-                    start,
-                    end: now,
-                    attributes,
-                }
-            };
+        let span = |name, start, attributes: Vec<(&'static str, starling_actors::AttributeValue)>| SpanRecord {
+            parent: traced.trace,
+            span_id: None,
+            name,
+            start,
+            end: now,
+            attributes,
+        };
         let first_token = match traced.first_token {
             Some(at) => at,
             None => {
@@ -260,10 +234,7 @@ impl GpuWorker {
             attempt,
             number,
             child: 0,
-            scope: Scope {
-                tenant: prompt.tenant,
-                adapter: None,
-            },
+            scope: Scope { tenant: prompt.tenant, adapter: None },
             tokens: prompt.tokens,
             produced_before: prompt.produced,
             generation: prompt.generation,
@@ -275,9 +246,7 @@ impl GpuWorker {
     fn decided(&mut self, context: &Context<'_, Message>, decisions: Vec<Decision>) {
         for decision in decisions {
             match decision {
-                Decision::Placed {
-                    attempt, number, ..
-                } => {
+                Decision::Placed { attempt, number, .. } => {
                     self.expected.placed(attempt, self.clock.now_us());
                     self.numbers.insert(attempt, number);
                 }
@@ -299,27 +268,16 @@ impl GpuWorker {
     fn new_cluster(&mut self, context: &Context<'_, Message>, incarnation: Incarnation) {
         self.expected.clear();
         self.numbers.clear();
-        let others: Vec<AttemptKey> = self
-            .batch
-            .attempts()
-            .filter(|attempt| attempt.key.ingress != incarnation)
-            .collect();
+        let others: Vec<AttemptKey> =
+            self.batch.attempts().filter(|attempt| attempt.key.ingress != incarnation).collect();
         for attempt in others {
             self.stop(context, attempt);
         }
     }
 
-    fn step_done(
-        &mut self,
-        context: &Context<'_, Message>,
-        outcome: Outcome,
-    ) -> Result<(), ActorError> {
+    fn step_done(&mut self, context: &Context<'_, Message>, outcome: Outcome) -> Result<(), ActorError> {
         match outcome {
-            Outcome::Ran {
-                sampled,
-                tokens,
-                took,
-            } => {
+            Outcome::Ran { sampled, tokens, took } => {
                 self.observer.step(self.rank, tokens, took);
                 self.drive(context, Input::StepDone { sampled });
                 Ok(())
@@ -331,17 +289,12 @@ impl GpuWorker {
     }
 
     fn overdue(&mut self, context: &Context<'_, Message>) {
-        let late = self
-            .expected
-            .overdue(self.clock.now_us(), self.settings.prompt_wait_us);
+        let late = self.expected.overdue(self.clock.now_us(), self.settings.prompt_wait_us);
         for attempt in &late {
             self.numbers.remove(attempt);
         }
         if !late.is_empty() {
-            let lost = router::Message::Lost {
-                rank: self.rank,
-                attempts: late,
-            };
+            let lost = router::Message::Lost { rank: self.rank, attempts: late };
             let _ = self.addresses.router.tell(context.trace(), lost);
         }
     }
@@ -352,10 +305,7 @@ impl GpuWorker {
             return Ok(());
         };
         let thread = self.thread.as_ref().ok_or("no step thread")?;
-        thread
-            .steps
-            .send(step)
-            .map_err(|_| "the step thread is gone")?;
+        thread.steps.send(step).map_err(|_| "the step thread is gone")?;
         Ok(())
     }
 
@@ -368,13 +318,7 @@ impl GpuWorker {
             steps: stats.steps,
             kv: self.kv_stats,
         };
-        let _ = self.addresses.router.tell(
-            context.trace(),
-            router::Message::Report {
-                rank: self.rank,
-                report,
-            },
-        );
+        let _ = self.addresses.router.tell(context.trace(), router::Message::Report { rank: self.rank, report });
     }
 }
 
@@ -383,29 +327,15 @@ impl Actor for GpuWorker {
 
     fn started(&mut self, context: &mut Context<'_, Message>) -> Result<(), ActorError> {
         let backend = self.backends.backend(self.rank)?;
-        self.thread = Some(StepThread::start(
-            self.rank,
-            backend,
-            context.address().clone(),
-        )?);
+        self.thread = Some(StepThread::start(self.rank, backend, context.address().clone())?);
         // The pool is empty: gauges say so before the first request.
-        let _ = self
-            .own
-            .kv
-            .tell(context.trace(), kv_manager::Message::Changes(Vec::new()));
+        let _ = self.own.kv.tell(context.trace(), kv_manager::Message::Changes(Vec::new()));
         // A router that is not up yet has placed nothing here.
-        let _ = self
-            .addresses
-            .router
-            .tell(context.trace(), router::Message::RankStarted(self.rank));
+        let _ = self.addresses.router.tell(context.trace(), router::Message::RankStarted(self.rank));
         Ok(())
     }
 
-    fn handle(
-        &mut self,
-        context: &mut Context<'_, Message>,
-        message: Message,
-    ) -> Result<(), ActorError> {
+    fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         match message {
             Message::Prompt(prompt) => self.prompt(context, *prompt),
             Message::Decided(decisions) => self.decided(context, decisions),
@@ -458,11 +388,7 @@ struct StepThread {
 static THREADS: AtomicU64 = AtomicU64::new(1);
 
 impl StepThread {
-    fn start(
-        rank: RankId,
-        backend: Box<dyn Backend>,
-        worker: Address<Message>,
-    ) -> std::io::Result<Self> {
+    fn start(rank: RankId, backend: Box<dyn Backend>, worker: Address<Message>) -> std::io::Result<Self> {
         let id = THREADS.fetch_add(1, Ordering::Relaxed);
         // The planner has one step in flight at most.
         let (steps, inbox) = sync_channel(1);
@@ -473,12 +399,7 @@ impl StepThread {
     }
 }
 
-fn run_steps(
-    thread: u64,
-    mut backend: Box<dyn Backend>,
-    inbox: &Receiver<Step>,
-    worker: &Address<Message>,
-) {
+fn run_steps(thread: u64, mut backend: Box<dyn Backend>, inbox: &Receiver<Step>, worker: &Address<Message>) {
     while let Ok(step) = inbox.recv() {
         let begun = Instant::now();
         let mut sampled = Vec::new();
@@ -486,19 +407,12 @@ fn run_steps(
         let ran = catch_unwind(AssertUnwindSafe(|| backend.step(&step, &mut sampled)));
         let took = begun.elapsed();
         let outcome = match ran {
-            Ok(Ok(())) => Outcome::Ran {
-                sampled,
-                tokens: step.tokens(),
-                took,
-            },
+            Ok(Ok(())) => Outcome::Ran { sampled, tokens: step.tokens(), took },
             Ok(Err(error)) => Outcome::Failed(error),
             Err(panic) => Outcome::Died(panic_text(&*panic)),
         };
         let died = matches!(outcome, Outcome::Died(_));
-        let told = worker.tell(
-            TraceContext::default(),
-            Message::StepDone { thread, outcome },
-        );
+        let told = worker.tell(TraceContext::default(), Message::StepDone { thread, outcome });
         if died || told.is_err() {
             return;
         }
@@ -507,6 +421,5 @@ fn run_steps(
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "unknown panic".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".to_owned())
 }

@@ -65,12 +65,7 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    pub fn new(
-        settings: &Settings,
-        addresses: Arc<Addresses>,
-        observer: Arc<dyn Observer>,
-        clock: Clock,
-    ) -> Self {
+    pub fn new(settings: &Settings, addresses: Arc<Addresses>, observer: Arc<dyn Observer>, clock: Clock) -> Self {
         Self {
             machine: Machine::new(settings.ingress.clone()),
             clients: BTreeMap::new(),
@@ -85,8 +80,7 @@ impl Ingress {
 
     fn drive(&mut self, context: &mut Context<'_, Message>, input: Input) {
         let mut effects = std::mem::take(&mut self.effects);
-        self.machine
-            .handle(self.clock.now_us(), input, &mut effects);
+        self.machine.handle(self.clock.now_us(), input, &mut effects);
         for effect in effects.drain(..) {
             self.perform(context, effect);
         }
@@ -97,22 +91,11 @@ impl Ingress {
         match effect {
             Effect::Announce(entry) => {
                 // A queue that is down makes a new cluster, which asks for every open request again.
-                let _ = self
-                    .addresses
-                    .queue
-                    .tell(context.trace(), queue::Message::Announce(entry));
+                let _ = self.addresses.queue.tell(context.trace(), queue::Message::Announce(entry));
             }
-            Effect::Prompt {
-                ticket,
-                rank,
-                prompt,
-            } => {
+            Effect::Prompt { ticket, rank, prompt } => {
                 let attempt = prompt.attempt;
-                let trace = self
-                    .clients
-                    .get(&ticket)
-                    .map(|c| c.trace)
-                    .unwrap_or_default();
+                let trace = self.clients.get(&ticket).map(|c| c.trace).unwrap_or_default();
                 let message = gpu_worker::Message::Prompt(Box::new(prompt));
                 let delivered = match self.addresses.ranks.get(rank.0 as usize) {
                     Some(rank) => rank.worker.tell(trace, message).is_ok(),
@@ -125,40 +108,16 @@ impl Ingress {
             Effect::Stop { rank, attempt } => {
                 if let Some(rank) = self.addresses.ranks.get(rank.0 as usize) {
                     // A rank that is down runs nothing.
-                    let _ = rank
-                        .worker
-                        .tell(context.trace(), gpu_worker::Message::Stop(attempt));
+                    let _ = rank.worker.tell(context.trace(), gpu_worker::Message::Stop(attempt));
                 }
             }
-            Effect::Placed {
-                ticket,
-                rank,
-                attempt,
-            } => {
+            Effect::Placed { ticket, rank, attempt } => {
                 let node = Arc::clone(&self.node);
-                self.send(
-                    ticket,
-                    StreamEvent::Placed(Placed {
-                        node,
-                        rank,
-                        attempt: attempt.0,
-                    }),
-                );
+                self.send(ticket, StreamEvent::Placed(Placed { node, rank, attempt: attempt.0 }));
             }
-            Effect::Tokens {
-                ticket,
-                tokens,
-                cached_tokens,
-            } => {
-                let token = |(token, logprob)| StreamToken {
-                    token,
-                    logprob,
-                    cached_tokens,
-                };
-                self.send(
-                    ticket,
-                    StreamEvent::Tokens(tokens.into_iter().map(token).collect()),
-                );
+            Effect::Tokens { ticket, tokens, cached_tokens } => {
+                let token = |(token, logprob)| StreamToken { token, logprob, cached_tokens };
+                self.send(ticket, StreamEvent::Tokens(tokens.into_iter().map(token).collect()));
             }
             Effect::Ended { ticket, finish } => {
                 self.send(ticket, StreamEvent::Ended(finish));
@@ -174,8 +133,7 @@ impl Ingress {
 
     fn drive_nested(&mut self, context: &mut Context<'_, Message>, input: Input) {
         let mut effects = Vec::new();
-        self.machine
-            .handle(self.clock.now_us(), input, &mut effects);
+        self.machine.handle(self.clock.now_us(), input, &mut effects);
         for effect in effects {
             self.perform(context, effect);
         }
@@ -192,29 +150,13 @@ impl Ingress {
         for decision in &decided.decisions {
             match decision {
                 Decision::Enqueued { key, .. } => self.enqueued(context, *key, decided.ended),
-                Decision::Placed {
-                    attempt, rank, why, ..
-                } => {
+                Decision::Placed { attempt, rank, why, .. } => {
                     self.placed(context, attempt.key, decided, (rank.0, why));
-                    self.drive(
-                        context,
-                        Input::Placed {
-                            attempt: *attempt,
-                            rank: *rank,
-                        },
-                    );
+                    self.drive(context, Input::Placed { attempt: *attempt, rank: *rank });
                 }
-                Decision::Seal { attempt } => {
-                    self.drive(context, Input::Seal { attempt: *attempt })
-                }
+                Decision::Seal { attempt } => self.drive(context, Input::Seal { attempt: *attempt }),
                 Decision::Rejected { key, rejection } => {
-                    self.drive(
-                        context,
-                        Input::Rejected {
-                            key: *key,
-                            rejection: rejection.clone(),
-                        },
-                    );
+                    self.drive(context, Input::Rejected { key: *key, rejection: rejection.clone() });
                 }
                 Decision::Stop { .. } => {}
             }
@@ -246,8 +188,7 @@ impl Ingress {
         let Some(client) = self.clients.get_mut(&Ticket(key.seq)) else {
             return;
         };
-        self.observer
-            .placed(why.label(), client.submitted.elapsed());
+        self.observer.placed(why.label(), client.submitted.elapsed());
         if !client.trace.is_sampled() {
             return;
         }
@@ -285,10 +226,7 @@ impl Ingress {
         if let Some(known) = self.clients.get(&submission.ticket) {
             // Tickets are drawn from one counter: a known one is a fault of the caller, and not of that client.
             tracing::error!(ticket = submission.ticket.0, trace = ?known.trace, "ticket given twice");
-            let key = RequestKey {
-                seq: submission.ticket.0,
-                ..RequestKey::default()
-            };
+            let key = RequestKey { seq: submission.ticket.0, ..RequestKey::default() };
             let _ = events.send(StreamEvent::Failed(Rejection::DuplicateRequest { key }));
             return;
         }
@@ -307,11 +245,7 @@ impl Ingress {
 impl Actor for Ingress {
     type Message = Message;
 
-    fn handle(
-        &mut self,
-        context: &mut Context<'_, Message>,
-        message: Message,
-    ) -> Result<(), ActorError> {
+    fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         match message {
             Message::Submit { submission, events } => self.submit(context, submission, events),
             Message::Cancel(ticket) => {

@@ -24,48 +24,27 @@ pub struct KvManager {
 impl KvManager {
     /// # Errors
     /// A pool that cannot hold anything; checked before the tree starts.
-    pub fn new(
-        settings: &Settings,
-        rank: RankId,
-        addresses: RankAddresses,
-    ) -> Result<Self, ConfigError> {
-        Ok(Self {
-            rank,
-            manager: Manager::new(settings.kv)?,
-            addresses,
-            effects: Vec::new(),
-        })
+    pub fn new(settings: &Settings, rank: RankId, addresses: RankAddresses) -> Result<Self, ConfigError> {
+        Ok(Self { rank, manager: Manager::new(settings.kv)?, addresses, effects: Vec::new() })
     }
 
     /// Tells the worker, which shares this actor's supervisor and fate.
     fn answer(&mut self, context: &Context<'_, Message>) {
         let effects = std::mem::take(&mut self.effects);
-        let answer = gpu_worker::Message::Kv {
-            effects,
-            stats: self.manager.stats(),
-        };
+        let answer = gpu_worker::Message::Kv { effects, stats: self.manager.stats() };
         let _ = self.addresses.worker.tell(context.trace(), answer);
     }
 
     fn reserve(&mut self, context: &Context<'_, Message>, input: Input) {
         let start = SystemTime::now();
         self.manager.handle(0, input, &mut self.effects);
-        let mut attributes = vec![
-            ("starling.actor", "kv_manager".into()),
-            ("starling.rank", self.rank.0.into()),
-        ];
+        let mut attributes = vec![("starling.actor", "kv_manager".into()), ("starling.rank", self.rank.0.into())];
         match self.effects.last() {
-            Some(Effect::Reserved {
-                blocks,
-                cached_tokens,
-                ..
-            }) => {
+            Some(Effect::Reserved { blocks, cached_tokens, .. }) => {
                 attributes.push(("starling.kv.blocks", blocks.len().into()));
                 attributes.push(("starling.kv.cached_tokens", (*cached_tokens).into()));
             }
-            Some(Effect::Exhausted {
-                wanted, available, ..
-            }) => {
+            Some(Effect::Exhausted { wanted, available, .. }) => {
                 attributes.push(("starling.kv.blocks_wanted", (*wanted).into()));
                 attributes.push(("starling.kv.blocks_available", (*available).into()));
             }
@@ -85,11 +64,7 @@ impl KvManager {
 impl Actor for KvManager {
     type Message = Message;
 
-    fn handle(
-        &mut self,
-        context: &mut Context<'_, Message>,
-        message: Message,
-    ) -> Result<(), ActorError> {
+    fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         match message {
             Message::Reserve(input) => {
                 self.reserve(context, input);

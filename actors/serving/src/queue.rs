@@ -12,10 +12,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub enum Message {
     Announce(Entry),
-    FromRank {
-        entry: Option<Entry>,
-        snapshot: RankSnapshot,
-    },
+    FromRank { entry: Option<Entry>, snapshot: RankSnapshot },
     Applied(Applied),
     Draining,
     Tick,
@@ -36,11 +33,7 @@ impl Queue {
     pub fn new(settings: &Settings, addresses: Arc<Addresses>, clock: Clock) -> Self {
         let incarnation = draw_incarnation();
         let ranks: Vec<RankId> = (0..settings.ranks).map(RankId).collect();
-        let view = View {
-            epoch: Epoch(1),
-            members: vec![Member { incarnation, ranks }],
-            first_round: Round(1),
-        };
+        let view = View { epoch: Epoch(1), members: vec![Member { incarnation, ranks }], first_round: Round(1) };
         let cluster = ClusterId(incarnation.0);
         let machine = Machine::new(cluster, incarnation, view, settings.rounds.clone());
         Self {
@@ -54,8 +47,7 @@ impl Queue {
     }
 
     fn drive(&mut self, context: &mut Context<'_, Message>, input: Input) {
-        self.machine
-            .handle(self.clock.now_us(), input, &mut self.effects);
+        self.machine.handle(self.clock.now_us(), input, &mut self.effects);
         for effect in self.effects.drain(..) {
             match effect {
                 // The view has one member: there is nobody to send to before the mesh.
@@ -77,35 +69,20 @@ impl Actor for Queue {
     type Message = Message;
 
     fn started(&mut self, context: &mut Context<'_, Message>) -> Result<(), ActorError> {
-        tracing::info!(
-            incarnation = self.incarnation.0,
-            "new cluster of one member"
-        );
+        tracing::info!(incarnation = self.incarnation.0, "new cluster of one member");
         let view = self.machine.view().clone();
-        self.addresses
-            .router
-            .tell(context.trace(), crate::router::Message::Install(view))?;
+        self.addresses.router.tell(context.trace(), crate::router::Message::Install(view))?;
         for rank in &self.addresses.ranks {
             // A rank that is just restarting has nothing of an earlier cluster to end.
-            let _ = rank.worker.tell(
-                context.trace(),
-                crate::gpu_worker::Message::NewCluster(self.incarnation),
-            );
+            let _ = rank.worker.tell(context.trace(), crate::gpu_worker::Message::NewCluster(self.incarnation));
         }
         // An ingress that is just restarting restarts this actor after itself.
-        let _ = self.addresses.ingress.tell(
-            context.trace(),
-            crate::ingress::Message::NewCluster(self.incarnation),
-        );
+        let _ = self.addresses.ingress.tell(context.trace(), crate::ingress::Message::NewCluster(self.incarnation));
         self.drive(context, Input::Tick);
         Ok(())
     }
 
-    fn handle(
-        &mut self,
-        context: &mut Context<'_, Message>,
-        message: Message,
-    ) -> Result<(), ActorError> {
+    fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         let input = match message {
             Message::Announce(entry) => Input::Announce(entry),
             Message::FromRank { entry, snapshot } => Input::FromRank { entry, snapshot },

@@ -74,32 +74,14 @@ pub struct Router {
 }
 
 impl Router {
-    pub fn new(
-        settings: Arc<Settings>,
-        addresses: Arc<Addresses>,
-        observer: Arc<dyn Observer>,
-    ) -> Self {
-        let ledgers = (0..settings.ranks)
-            .map(|_| Ledger {
-                open: BTreeSet::new(),
-                report: RankReport::default(),
-            })
-            .collect();
-        Self {
-            settings,
-            replica: None,
-            ledgers,
-            addresses,
-            observer,
-            recent: VecDeque::new(),
-        }
+    pub fn new(settings: Arc<Settings>, addresses: Arc<Addresses>, observer: Arc<dyn Observer>) -> Self {
+        let ledgers =
+            (0..settings.ranks).map(|_| Ledger { open: BTreeSet::new(), report: RankReport::default() }).collect();
+        Self { settings, replica: None, ledgers, addresses, observer, recent: VecDeque::new() }
     }
 
     fn round(&mut self, context: &Context<'_, Message>, merged: &Merged) -> Result<(), ActorError> {
-        let replica = self
-            .replica
-            .as_mut()
-            .ok_or("a round came before the view")?;
+        let replica = self.replica.as_mut().ok_or("a round came before the view")?;
         let (begun, started) = (Instant::now(), SystemTime::now());
         let mut decisions = Vec::new();
         let applied = replica.apply(merged, &mut decisions);
@@ -114,15 +96,7 @@ impl Router {
         let ended = SystemTime::now();
         if !decisions.is_empty() {
             self.account(&decisions);
-            self.hand_out(
-                context,
-                Decided {
-                    round: merged.round,
-                    decisions,
-                    started,
-                    ended,
-                },
-            );
+            self.hand_out(context, Decided { round: merged.round, decisions, started, ended });
         }
         for rank in 0..self.settings.ranks {
             self.tell_queue(context, RankId(rank), None);
@@ -167,9 +141,7 @@ impl Router {
             let mine: Vec<Decision> = decided.decisions.iter().filter(concerns).cloned().collect();
             if !mine.is_empty() {
                 // A rank that is down loses all that was placed on it, and says so when it is back.
-                let _ = rank
-                    .worker
-                    .tell(context.trace(), crate::gpu_worker::Message::Decided(mine));
+                let _ = rank.worker.tell(context.trace(), crate::gpu_worker::Message::Decided(mine));
             }
         }
         // An ingress that is down announces its streams again in a new cluster.
@@ -178,8 +150,7 @@ impl Router {
     }
 
     fn tell_queue(&self, context: &Context<'_, Message>, rank: RankId, entry: Option<Entry>) {
-        let (Some(ledger), Some(replica)) = (self.ledgers.get(rank.0 as usize), &self.replica)
-        else {
+        let (Some(ledger), Some(replica)) = (self.ledgers.get(rank.0 as usize), &self.replica) else {
             return;
         };
         let snapshot = RankSnapshot {
@@ -227,32 +198,21 @@ impl Router {
 impl Actor for Router {
     type Message = Message;
 
-    fn handle(
-        &mut self,
-        context: &mut Context<'_, Message>,
-        message: Message,
-    ) -> Result<(), ActorError> {
+    fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         match message {
             Message::Install(view) => {
                 self.replica = Some(Replica::new(view, self.settings.replica.clone()));
             }
             Message::Round(merged) => self.round(context, &merged)?,
             Message::Finished { rank, attempt } => {
-                let known = self
-                    .ledgers
-                    .get_mut(rank.0 as usize)
-                    .is_some_and(|l| l.open.remove(&attempt));
+                let known = self.ledgers.get_mut(rank.0 as usize).is_some_and(|l| l.open.remove(&attempt));
                 if known {
                     self.tell_queue(context, rank, Some(Entry::Finished(attempt)));
                 }
             }
             Message::Lost { rank, attempts } => self.lost(context, rank, attempts),
             Message::RankStarted(rank) => {
-                let attempts = self
-                    .replica
-                    .as_ref()
-                    .map(|r| r.placed_on_rank(rank))
-                    .unwrap_or_default();
+                let attempts = self.replica.as_ref().map(|r| r.placed_on_rank(rank)).unwrap_or_default();
                 self.lost(context, rank, attempts);
             }
             Message::Report { rank, report } => {

@@ -70,12 +70,7 @@ pub enum SettingsError {
     #[error(
         "a sequence may have {context} tokens; a rank's KV pool holds {pool} (blocks {blocks} of {block_tokens} tokens)"
     )]
-    PoolTooSmall {
-        context: u32,
-        pool: u64,
-        blocks: u32,
-        block_tokens: u32,
-    },
+    PoolTooSmall { context: u32, pool: u64, blocks: u32, block_tokens: u32 },
 }
 
 impl Settings {
@@ -165,22 +160,12 @@ impl Serving {
             clock: Clock::start(),
         };
         let tree = node.start(tree(&around)).await?;
-        Ok(Self {
-            node: node.clone(),
-            tree,
-            addresses,
-            tickets: Arc::new(AtomicU64::new(1)),
-            draining: Arc::default(),
-        })
+        Ok(Self { node: node.clone(), tree, addresses, tickets: Arc::new(AtomicU64::new(1)), draining: Arc::default() })
     }
 
     /// Hands a request in; its events come by the stream.
     pub fn submit(&self, submission: Submission) -> TokenStream {
-        TokenStream::new(
-            self.addresses.ingress.clone(),
-            Arc::clone(&self.tickets),
-            submission,
-        )
+        TokenStream::new(self.addresses.ingress.clone(), Arc::clone(&self.tickets), submission)
     }
 
     /// Whether requests can be served, from what runs right now.
@@ -191,26 +176,14 @@ impl Serving {
                 down.push(name.to_owned());
             }
         };
-        see(
-            self.addresses.ingress.name(),
-            self.addresses.ingress.is_running(),
-        );
-        see(
-            self.addresses.queue.name(),
-            self.addresses.queue.is_running(),
-        );
-        see(
-            self.addresses.router.name(),
-            self.addresses.router.is_running(),
-        );
+        see(self.addresses.ingress.name(), self.addresses.ingress.is_running());
+        see(self.addresses.queue.name(), self.addresses.queue.is_running());
+        see(self.addresses.router.name(), self.addresses.router.is_running());
         for rank in &self.addresses.ranks {
             see(rank.kv.name(), rank.kv.is_running());
             see(rank.worker.name(), rank.worker.is_running());
         }
-        Readiness {
-            down,
-            draining: self.draining.load(Ordering::Relaxed),
-        }
+        Readiness { down, draining: self.draining.load(Ordering::Relaxed) }
     }
 
     /// The newest placements with their terms.
@@ -218,14 +191,7 @@ impl Serving {
     /// # Errors
     /// The router does not answer.
     pub async fn placement_debug(&self) -> Result<PlacementDebug, AskError> {
-        self.addresses
-            .router
-            .ask(
-                TraceContext::default(),
-                ASK_DEADLINE,
-                router::Message::Debug,
-            )
-            .await
+        self.addresses.router.ask(TraceContext::default(), ASK_DEADLINE, router::Message::Debug).await
     }
 
     /// Requests that are not ended.
@@ -233,14 +199,7 @@ impl Serving {
     /// # Errors
     /// The ingress does not answer.
     pub async fn open_requests(&self) -> Result<usize, AskError> {
-        self.addresses
-            .ingress
-            .ask(
-                TraceContext::default(),
-                ASK_DEADLINE,
-                ingress::Message::Open,
-            )
-            .await
+        self.addresses.ingress.ask(TraceContext::default(), ASK_DEADLINE, ingress::Message::Open).await
     }
 
     /// Refuses new requests and waits for the open ones, `within` at most. Returns how many are left.
@@ -273,8 +232,7 @@ impl Serving {
 
 /// The supervision tree; see the crate's documentation.
 fn tree(around: &Surroundings) -> SupervisorSpec {
-    let mut ranks =
-        SupervisorSpec::new("ranks", Strategy::OneForOne).intensity(RESTARTS_MAX, RESTARTS_WINDOW);
+    let mut ranks = SupervisorSpec::new("ranks", Strategy::OneForOne).intensity(RESTARTS_MAX, RESTARTS_WINDOW);
     for index in 0..around.settings.ranks {
         ranks = ranks.child(rank(around, RankId(index)));
     }
@@ -282,13 +240,7 @@ fn tree(around: &Surroundings) -> SupervisorSpec {
         .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
         .child(ActorSpec::new("router", {
             let a = around.clone();
-            move || {
-                Router::new(
-                    Arc::clone(&a.settings),
-                    Arc::clone(&a.addresses),
-                    Arc::clone(&a.observer),
-                )
-            }
+            move || Router::new(Arc::clone(&a.settings), Arc::clone(&a.addresses), Arc::clone(&a.observer))
         }))
         .child(ActorSpec::new("queue", {
             let a = around.clone();
@@ -298,14 +250,7 @@ fn tree(around: &Surroundings) -> SupervisorSpec {
         .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
         .child(ActorSpec::new("ingress", {
             let a = around.clone();
-            move || {
-                Ingress::new(
-                    &a.settings,
-                    Arc::clone(&a.addresses),
-                    Arc::clone(&a.observer),
-                    a.clock,
-                )
-            }
+            move || Ingress::new(&a.settings, Arc::clone(&a.addresses), Arc::clone(&a.observer), a.clock)
         }))
         .child(control);
     SupervisorSpec::new("serving", Strategy::OneForOne)

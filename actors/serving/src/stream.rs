@@ -35,19 +35,8 @@ struct Open {
 }
 
 impl TokenStream {
-    pub(crate) fn new(
-        ingress: Address<Message>,
-        tickets: Arc<AtomicU64>,
-        submission: Submission,
-    ) -> Self {
-        let mut stream = Self {
-            ingress,
-            tickets,
-            submission,
-            produced: Vec::new(),
-            open: None,
-            ended: false,
-        };
+    pub(crate) fn new(ingress: Address<Message>, tickets: Arc<AtomicU64>, submission: Submission) -> Self {
+        let mut stream = Self { ingress, tickets, submission, produced: Vec::new(), open: None, ended: false };
         // If the ingress is down just now, `next` tries again.
         stream.submit();
         stream
@@ -113,10 +102,7 @@ impl TokenStream {
             tenant: self.submission.tenant,
             head_tokens: 0,
         };
-        let message = Message::Submit {
-            submission: Box::new(submission),
-            events: sender,
-        };
+        let message = Message::Submit { submission: Box::new(submission), events: sender };
         let sent = self.ingress.tell(self.submission.trace, message).is_ok();
         if sent {
             self.open = Some(Open { ticket, events });
@@ -130,9 +116,7 @@ impl TokenStream {
         {
             self.ended = true;
             // An ingress that is down has forgotten the request already.
-            let _ = self
-                .ingress
-                .tell(self.submission.trace, message(open.ticket));
+            let _ = self.ingress.tell(self.submission.trace, message(open.ticket));
         }
     }
 }
@@ -159,10 +143,7 @@ impl TokenStream {
         while let Some(event) = self.next().await {
             match event {
                 StreamEvent::Ended(finish) => {
-                    return Ok(Completion {
-                        tokens: std::mem::take(&mut self.produced),
-                        finish,
-                    });
+                    return Ok(Completion { tokens: std::mem::take(&mut self.produced), finish });
                 }
                 StreamEvent::Failed(rejection) => return Err(rejection),
                 StreamEvent::Placed(_) | StreamEvent::Tokens(_) => {}

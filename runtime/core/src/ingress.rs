@@ -67,17 +67,30 @@ pub struct Submission {
 pub enum Input {
     Submit(Box<Submission>),
     Frame(Frame),
-    Placed { attempt: AttemptKey, rank: RankId },
-    Seal { attempt: AttemptKey },
-    Rejected { key: RequestKey, rejection: Rejection },
+    Placed {
+        attempt: AttemptKey,
+        rank: RankId,
+    },
+    Seal {
+        attempt: AttemptKey,
+    },
+    Rejected {
+        key: RequestKey,
+        rejection: Rejection,
+    },
     /// The rank that was chosen cannot run it, nor can any other.
-    Refused { attempt: AttemptKey, rejection: Rejection },
+    Refused {
+        attempt: AttemptKey,
+        rejection: Rejection,
+    },
     /// The client left.
     Cancel(Ticket),
     /// The edge found a stop string in the text.
     Finish(Ticket),
     /// The rank could not be reached with the prompt.
-    PromptUndelivered { attempt: AttemptKey },
+    PromptUndelivered {
+        attempt: AttemptKey,
+    },
     /// The node is in a new cluster: every open request is announced again.
     NewCluster(Incarnation),
     /// No new submissions.
@@ -102,23 +115,51 @@ pub enum Effect {
     /// To the next contribution.
     Announce(Entry),
     /// To the chosen rank.
-    Prompt { ticket: Ticket, rank: RankId, prompt: Prompt },
+    Prompt {
+        ticket: Ticket,
+        rank: RankId,
+        prompt: Prompt,
+    },
     /// Straight to the rank, ahead of the round that makes it agreed.
-    Stop { rank: RankId, attempt: AttemptKey },
+    Stop {
+        rank: RankId,
+        attempt: AttemptKey,
+    },
     // To the client.
-    Placed { ticket: Ticket, rank: RankId, attempt: Attempt },
-    Tokens { ticket: Ticket, tokens: Vec<(TokenId, f32)>, cached_tokens: u32 },
-    Ended { ticket: Ticket, finish: Finish },
-    Failed { ticket: Ticket, rejection: Rejection },
+    Placed {
+        ticket: Ticket,
+        rank: RankId,
+        attempt: Attempt,
+    },
+    Tokens {
+        ticket: Ticket,
+        tokens: Vec<(TokenId, f32)>,
+        cached_tokens: u32,
+    },
+    Ended {
+        ticket: Ticket,
+        finish: Finish,
+    },
+    Failed {
+        ticket: Ticket,
+        rejection: Rejection,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum State {
-    Backlog { since_us: u64 },
+    Backlog {
+        since_us: u64,
+    },
     Announced,
-    Placed { rank: RankId, attempt: Attempt },
+    Placed {
+        rank: RankId,
+        attempt: Attempt,
+    },
     /// The attempt failed; the request was resumed and waits for the next one.
-    Sealed { attempt: Attempt },
+    Sealed {
+        attempt: Attempt,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -301,8 +342,11 @@ impl Machine {
     fn placed(&mut self, attempt: AttemptKey, rank: RankId, out: &mut Vec<Effect>) {
         let Some(ticket) = self.ticket(attempt.key) else { return };
         let Some(open) = self.open.get_mut(&ticket) else { return };
-        if open.state == State::Announced {
-            self.announced -= 1;
+        match open.state {
+            State::Announced => self.announced -= 1,
+            State::Placed { attempt: known, .. } | State::Sealed { attempt: known } if known < attempt.attempt => {}
+            // Never announced in this cluster, or an attempt that is over.
+            State::Backlog { .. } | State::Placed { .. } | State::Sealed { .. } => return,
         }
         open.state = State::Placed { rank, attempt: attempt.attempt };
         let submission = &open.submission;
@@ -320,9 +364,9 @@ impl Machine {
 
     fn frame(&mut self, mut frame: Frame, out: &mut Vec<Effect>) {
         let ticket = self.ticket(frame.attempt.key);
-        let current = |open: &&mut Open| matches!(open.state, State::Placed { attempt, .. } if attempt == frame.attempt.attempt);
-        let Some((ticket, open)) =
-            ticket.and_then(|t| self.open.get_mut(&t).filter(current).map(|open| (t, open)))
+        let current =
+            |open: &&mut Open| matches!(open.state, State::Placed { attempt, .. } if attempt == frame.attempt.attempt);
+        let Some((ticket, open)) = ticket.and_then(|t| self.open.get_mut(&t).filter(current).map(|open| (t, open)))
         else {
             self.counts.frames_fenced += 1;
             return;
@@ -435,12 +479,8 @@ impl Machine {
     /// # Errors
     /// The first one that does not hold, in words.
     pub fn check(&self) -> Result<(), String> {
-        let in_backlog: Vec<Ticket> = self
-            .open
-            .iter()
-            .filter(|(_, o)| matches!(o.state, State::Backlog { .. }))
-            .map(|(t, _)| *t)
-            .collect();
+        let in_backlog: Vec<Ticket> =
+            self.open.iter().filter(|(_, o)| matches!(o.state, State::Backlog { .. })).map(|(t, _)| *t).collect();
         let mut listed: Vec<Ticket> = self.backlog.iter().copied().collect();
         listed.sort_unstable();
         if listed != in_backlog {

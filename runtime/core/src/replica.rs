@@ -245,8 +245,7 @@ impl Replica {
             since_us: 0,
             head: arrival.head.clone(),
         };
-        let limits =
-            Limits { ranks, cap: self.config.cap, count_children: self.config.placement.count_children };
+        let limits = Limits { ranks, cap: self.config.cap, count_children: self.config.placement.count_children };
         limits.vet(&waiting)?;
         Ok(waiting)
     }
@@ -356,9 +355,8 @@ impl Replica {
     /// A rank that has counted all placements must count what the replica counts, once its own entries are applied.
     fn compare_counts(&mut self, contribution: &Contribution, round: Round) {
         let current = contribution.ranks.iter().filter(|s| s.counted.0 + 1 == round.0);
-        let differ = current
-            .filter(|s| self.ranks.iter().any(|r| r.id == s.rank && r.open != s.active_requests))
-            .count();
+        let differ =
+            current.filter(|s| self.ranks.iter().any(|r| r.id == s.rank && r.open != s.active_requests)).count();
         self.faults.counts_differ += differ as u64;
     }
 
@@ -396,18 +394,12 @@ impl Replica {
         }
         let active = self.ranks.iter().zip(&self.counts);
         self.loads.clear();
-        self.loads.extend(
-            active.map(|(rank, count)| RankLoad { active_requests: *count, active_tokens: rank.open_tokens }),
-        );
+        self.loads
+            .extend(active.map(|(rank, count)| RankLoad { active_requests: *count, active_tokens: rank.open_tokens }));
         let mut placement = std::mem::take(&mut self.placement);
         let mut batch = std::mem::take(&mut self.admission.admitted);
-        let routing = Routing {
-            loads: &self.loads,
-            cap,
-            held: &self.admission.held,
-            now_us: self.clock_us,
-            matches: &NoMatches,
-        };
+        let routing =
+            Routing { loads: &self.loads, cap, held: &self.admission.held, now_us: self.clock_us, matches: &NoMatches };
         self.router.route(&routing, &batch, &mut placement);
         debug_assert_eq!(placement.over_cap, 0, "P2: the admission pass leaves room for what it lets through");
         for assigned in &placement.assigned {

@@ -72,7 +72,10 @@ pub enum Input {
     Announce(Entry),
     /// Newest snapshot of a local rank, and what the rank has to say with it: together, so that no contribution
     /// carries the one without the other.
-    FromRank { entry: Option<Entry>, snapshot: RankSnapshot },
+    FromRank {
+        entry: Option<Entry>,
+        snapshot: RankSnapshot,
+    },
     /// Another member's contribution.
     Received(Contribution),
     /// The replica applied `round`.
@@ -154,11 +157,7 @@ impl Machine {
             cluster,
             me,
             completed: Round(view.first_round.0.saturating_sub(1)),
-            applied: Some(Applied {
-                round: Round(view.first_round.0.saturating_sub(1)),
-                digest: 0,
-                waiting: false,
-            }),
+            applied: Some(Applied { round: Round(view.first_round.0.saturating_sub(1)), digest: 0, waiting: false }),
             held: (0..ROUNDS_HELD).map(|_| vec![None; members]).collect(),
             view,
             outbox: VecDeque::new(),

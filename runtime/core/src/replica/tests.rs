@@ -1,0 +1,294 @@
+use super::*;
+use crate::ids::{ClusterId, ConversationKey, Epoch};
+use crate::round::{Explicit, Member, Sequenced};
+use proptest::prelude::*;
+
+const ME: Incarnation = Incarnation(7);
+
+fn view(ranks: u32) -> View {
+    let member = Member { incarnation: ME, ranks: (0..ranks).map(RankId).collect() };
+    View { epoch: Epoch(1), members: vec![member], first_round: Round(1) }
+}
+
+fn config(cap: u32) -> Config {
+    Config { cap, attempts_max: 3, placement: placement::Config::default() }
+}
+
+/// One member's rounds, with its outbox.
+struct Rig {
+    replica: Replica,
+    round: u64,
+    seq: u64,
+    ranks: Vec<RankSnapshot>,
+    draining: bool,
+}
+
+impl Rig {
+    fn new(ranks: u32, cap: u32) -> Self {
+        Self { replica: Replica::new(view(ranks), config(cap)), round: 0, seq: 0, ranks: vec![], draining: false }
+    }
+
+    fn merged(&mut self, entries: Vec<Entry>) -> Merged {
+        self.round += 1;
+        let entries = entries
+            .into_iter()
+            .map(|entry| {
+                self.seq += 1;
+                Sequenced { seq: self.seq, entry }
+            })
+            .collect();
+        let contribution = Contribution {
+            cluster: ClusterId(1),
+            epoch: Epoch(1),
+            round: Round(self.round),
+            member: ME,
+            clock_us: self.round * 1000,
+            entries,
+            ranks: self.ranks.clone(),
+            digest: 0,
+            draining: self.draining,
+        };
+        Merged {
+            epoch: Epoch(1),
+            round: Round(self.round),
+            clock_us: self.round * 1000,
+            contributions: vec![contribution],
+        }
+    }
+
+    fn round(&mut self, entries: Vec<Entry>) -> Vec<Decision> {
+        let merged = self.merged(entries);
+        let mut out = Vec::new();
+        let applied = self.replica.apply(&merged, &mut out);
+        self.replica.check().expect("invariants");
+        assert_ne!(applied.digest, 0);
+        out
+    }
+}
+
+fn key(seq: u64) -> RequestKey {
+    RequestKey { ingress: ME, seq }
+}
+
+fn attempt(seq: u64, attempt: u32) -> AttemptKey {
+    AttemptKey { key: key(seq), attempt: Attempt(attempt) }
+}
+
+fn arrival(seq: u64, conversation: Option<u128>) -> Entry {
+    Entry::Arrival(Box::new(Arrival {
+        key: key(seq),
+        prompt_tokens: 10,
+        produced_tokens: 0,
+        head: Box::default(),
+        children: 0,
+        conversation: conversation.map(ConversationKey),
+        sub_agent: None,
+        explicit: None,
+        priority: 0.5,
+    }))
+}
+
+fn placed(decisions: &[Decision]) -> Vec<(u64, u32, u32)> {
+    decisions
+        .iter()
+        .filter_map(|d| match d {
+            Decision::Placed { attempt, rank, .. } => Some((attempt.key.seq, attempt.attempt.0, rank.0)),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn turns_of_a_conversation_return_to_their_rank_and_others_spread() {
+    let mut rig = Rig::new(2, 4);
+    assert_eq!(placed(&rig.round(vec![arrival(1, Some(5)), arrival(2, Some(6))])), [(1, 1, 0), (2, 1, 1)]);
+    rig.round(vec![Entry::Finished(attempt(1, 1)), Entry::Finished(attempt(2, 1))]);
+    rig.round(vec![Entry::Ended(key(1)), Entry::Ended(key(2))]);
+    assert_eq!(rig.replica.requests_len(), 0);
+    assert_eq!(placed(&rig.round(vec![arrival(3, Some(6))])), [(3, 1, 1)]);
+    assert_eq!(placed(&rig.round(vec![arrival(4, Some(5))])), [(4, 1, 0)]);
+}
+
+#[test]
+fn a_full_view_makes_requests_wait_and_a_finished_one_lets_the_next_in() {
+    let mut rig = Rig::new(1, 2);
+    let out = rig.round((1..=4).map(|s| arrival(s, None)).collect());
+    assert_eq!(placed(&out).len(), 2);
+    assert_eq!(rig.replica.waiting_len(), 2);
+    let out = rig.round(vec![Entry::Finished(attempt(1, 1))]);
+    assert_eq!(placed(&out), [(3, 1, 0)], "the slot is free although the ingress has not ended the request");
+    let out = rig.round(vec![Entry::Cancel(key(2)), Entry::Ended(key(1))]);
+    assert!(out.contains(&Decision::Stop { attempt: attempt(2, 1), rank: RankId(0) }));
+    assert_eq!(placed(&out), [(4, 1, 0)]);
+}
+
+#[test]
+fn an_arrival_and_its_cancel_in_one_round_never_reach_placement() {
+    let mut rig = Rig::new(1, 2);
+    let out = rig.round(vec![arrival(1, None), Entry::Cancel(key(1))]);
+    assert_eq!(placed(&out), []);
+    assert_eq!(rig.replica.requests_len(), 0);
+}
+
+#[test]
+fn a_lost_request_is_held_resumed_at_the_front_and_given_up_after_the_last_attempt() {
+    let mut rig = Rig::new(1, 1);
+    rig.round(vec![arrival(1, None), arrival(2, None)]);
+    let out = rig.round(vec![Entry::Lost(attempt(1, 1))]);
+    assert!(out.contains(&Decision::Seal { attempt: attempt(1, 1) }));
+    assert_eq!(placed(&out), [(2, 1, 0)], "a held request is not placeable");
+    rig.round(vec![Entry::Resume { key: key(1), attempt: Attempt(1), produced: 4 }, arrival(3, None)]);
+    let out = rig.round(vec![Entry::Ended(key(2))]);
+    assert_eq!(placed(&out), [(1, 2, 0)], "in number order, before 3");
+    assert_eq!(rig.round(vec![Entry::Lost(attempt(1, 1))]), [], "another attempt's loss is ignored");
+    assert_eq!(rig.replica.faults().entries_ignored, 1);
+    rig.round(vec![Entry::Lost(attempt(1, 2))]);
+    rig.round(vec![Entry::Resume { key: key(1), attempt: Attempt(2), produced: 4 }, Entry::Cancel(key(3))]);
+    let out = rig.round(vec![Entry::Lost(attempt(1, 3))]);
+    let exhausted = Rejection::AttemptsExhausted { attempts: 3 };
+    assert_eq!(out, [Decision::Rejected { key: key(1), rejection: exhausted }]);
+    assert_eq!(rig.replica.requests_len(), 0);
+}
+
+#[test]
+fn a_resume_of_a_placed_attempt_ends_that_one_first() {
+    let mut rig = Rig::new(1, 1);
+    rig.round(vec![arrival(1, None)]);
+    let out = rig.round(vec![Entry::Resume { key: key(1), attempt: Attempt(1), produced: 2 }]);
+    assert_eq!(out[0], Decision::Stop { attempt: attempt(1, 1), rank: RankId(0) });
+    assert_eq!(placed(&out), [(1, 2, 0)]);
+}
+
+#[test]
+fn a_rank_that_dies_behind_its_finished_is_resumed_from_the_tokens_held() {
+    let mut rig = Rig::new(1, 1);
+    rig.round(vec![arrival(1, None)]);
+    rig.round(vec![Entry::Finished(attempt(1, 1))]);
+    let out = rig.round(vec![Entry::Lost(attempt(1, 1))]);
+    assert_eq!(out, [Decision::Seal { attempt: attempt(1, 1) }]);
+    let out = rig.round(vec![Entry::Resume { key: key(1), attempt: Attempt(1), produced: 9 }]);
+    assert_eq!(placed(&out), [(1, 2, 0)]);
+}
+
+#[test]
+fn requests_that_can_never_run_are_refused_and_known_keys_ignored() {
+    let mut rig = Rig::new(2, 2);
+    let Entry::Arrival(good) = arrival(1, None) else { unreachable!() };
+    let far = Arrival { explicit: Some(Explicit { rank: RankId(9), relax: Some(false) }), ..(*good).clone() };
+    let empty = Arrival { key: key(2), prompt_tokens: 0, ..(*good).clone() };
+    let wide = Arrival { key: key(3), children: 7, ..(*good).clone() };
+    let out = rig.round([far, empty, wide].map(|a| Entry::Arrival(Box::new(a))).to_vec());
+    let why: Vec<&str> = out
+        .iter()
+        .map(|d| match d {
+            Decision::Rejected { rejection, .. } => rejection.label(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(why, ["no_such_rank", "empty_prompt", "too_many_children"]);
+    rig.round(vec![arrival(1, None)]);
+    assert_eq!(rig.round(vec![arrival(1, None)]), []);
+    assert_eq!(rig.replica.faults().entries_ignored, 1);
+}
+
+#[test]
+fn nothing_is_placed_on_a_draining_member() {
+    let mut rig = Rig::new(2, 4);
+    rig.draining = true;
+    assert_eq!(placed(&rig.round(vec![arrival(1, None)])), []);
+    rig.draining = false;
+    assert_eq!(placed(&rig.round(vec![])).len(), 1);
+}
+
+#[test]
+fn a_rank_that_counts_more_than_the_replica_is_believed_and_a_current_difference_is_a_fault() {
+    let mut rig = Rig::new(2, 2);
+    rig.ranks = vec![
+        RankSnapshot { rank: RankId(0), active_requests: 2, ..RankSnapshot::default() },
+        RankSnapshot { rank: RankId(1), ..RankSnapshot::default() },
+    ];
+    assert_eq!(placed(&rig.round(vec![arrival(1, None), arrival(2, None)])), [(1, 1, 1), (2, 1, 1)]);
+    assert_eq!(rig.replica.faults().counts_differ, 1);
+    rig.ranks[0].active_requests = 0;
+    rig.ranks[0].counted = Round(1);
+    rig.ranks[1].active_requests = 2;
+    rig.ranks[1].counted = Round(1);
+    rig.round(vec![]);
+    assert_eq!(rig.replica.faults().counts_differ, 1, "equal counts are none");
+}
+
+#[test]
+fn a_flipped_bit_is_found_within_256_rounds_and_says_digest_zero() {
+    let mut rig = Rig::new(1, 1);
+    rig.round((1..=300).map(|s| arrival(s, None)).collect());
+    rig.replica.requests.flip_a_bit(key(200));
+    let found = (0..256).position(|_| {
+        let merged = rig.merged(vec![]);
+        rig.replica.apply(&merged, &mut Vec::new()).digest == 0
+    });
+    assert!(found.is_some());
+    assert_eq!(rig.replica.faults().digest_mismatches, 1);
+}
+
+/// Random traffic, also from a member that errs.
+fn traffic() -> impl Strategy<Value = Vec<Vec<(u64, u8, u32)>>> {
+    prop::collection::vec(prop::collection::vec((0..12u64, 0..7u8, 1..4u32), 0..6), 1..60)
+}
+
+fn entry((seq, kind, n): (u64, u8, u32)) -> Entry {
+    match kind {
+        0 | 1 => arrival(seq, (n > 1).then_some(u128::from(seq % 3))),
+        2 => Entry::Cancel(key(seq)),
+        3 => Entry::Ended(key(seq)),
+        4 => Entry::Resume { key: key(seq), attempt: Attempt(n), produced: n },
+        5 => Entry::Finished(attempt(seq, n)),
+        _ => Entry::Lost(attempt(seq, n)),
+    }
+}
+
+proptest! {
+    /// Two replicas of the same rounds agree in every digest, and one restored from a snapshot goes on alike.
+    #[test]
+    fn equal_rounds_give_equal_digests_also_behind_a_snapshot(rounds in traffic(), cut in 0..60usize) {
+        let (mut a, mut b) = (Rig::new(3, 2), Replica::new(view(3), config(2)));
+        let mut restored: Option<Replica> = None;
+        for (index, entries) in rounds.into_iter().enumerate() {
+            let merged = a.merged(entries.into_iter().map(entry).collect());
+            let (mut da, mut db, mut dr) = (Vec::new(), Vec::new(), Vec::new());
+            let applied = a.replica.apply(&merged, &mut da);
+            a.replica.check().expect("invariants");
+            prop_assert_eq!(applied, b.apply(&merged, &mut db));
+            prop_assert_eq!(&da, &db);
+            if let Some(r) = &mut restored {
+                prop_assert_eq!(applied, r.apply(&merged, &mut dr));
+                prop_assert_eq!(&da, &dr);
+            }
+            if index == cut {
+                let bytes = serde_json::to_vec(&a.replica.snapshot()).expect("serializes");
+                let snapshot: Snapshot = serde_json::from_slice(&bytes).expect("deserializes");
+                let r = Replica::restore(snapshot).expect("a sound snapshot");
+                prop_assert_eq!(r.state_digest(), a.replica.state_digest());
+                restored = Some(r);
+            }
+        }
+    }
+
+    /// An entry that comes again with a seq that was applied changes nothing.
+    #[test]
+    fn entries_are_applied_once(rounds in traffic()) {
+        let mut a = Rig::new(2, 2);
+        for entries in rounds {
+            let merged = a.merged(entries.into_iter().map(entry).collect());
+            a.replica.apply(&merged, &mut Vec::new());
+            let before = (a.replica.requests_len(), a.replica.waiting_len());
+            let mut again = a.merged(vec![]);
+            again.contributions[0].entries = merged.contributions[0].entries.clone();
+            let mut out = Vec::new();
+            a.replica.apply(&again, &mut out);
+            let only_placements = out.iter().all(|d| matches!(d, Decision::Placed { .. }));
+            prop_assert!(only_placements);
+            prop_assert_eq!(a.replica.requests_len(), before.0);
+            prop_assert!(a.replica.waiting_len() <= before.1);
+        }
+    }
+}

@@ -8,9 +8,7 @@ fn cancel(seq: u64) -> Entry {
 fn view(members: u64) -> View {
     View {
         epoch: Epoch(1),
-        members: (1..=members)
-            .map(|m| Member { incarnation: Incarnation(m), ranks: vec![RankId(m as u32)] })
-            .collect(),
+        members: (1..=members).map(|m| Member { incarnation: Incarnation(m), ranks: vec![RankId(m as u32)] }).collect(),
         first_round: Round(1),
     }
 }
@@ -127,8 +125,7 @@ fn members_complete_equal_rounds_and_none_is_always_first() {
         assert_eq!(completions[0][r], completions[1][r]);
         assert_eq!(completions[0][r], completions[2][r]);
     }
-    let firsts: std::collections::BTreeSet<u64> =
-        completions[0].iter().map(|m| m.contributions[0].member.0).collect();
+    let firsts: std::collections::BTreeSet<u64> = completions[0].iter().map(|m| m.contributions[0].member.0).collect();
     assert_eq!(firsts.len(), 3);
     for i in 1..=3u64 {
         let mine: Vec<u64> = completions[0]
@@ -175,10 +172,7 @@ fn strangers_old_rounds_duplicates_and_equivocation_are_dropped_with_their_reaso
     assert!(drive(&mut m, 0, Input::Received(second.clone())).iter().all(|e| !matches!(e, Effect::Dropped(_))));
     assert_eq!(drive(&mut m, 1, Input::Received(second.clone())), [Effect::Dropped(Dropped::Duplicate)]);
     let other = Contribution { clock_us: 6, ..second };
-    assert_eq!(
-        drive(&mut m, 1, Input::Received(other)),
-        [Effect::Dropped(Dropped::Equivocation(Incarnation(2)))]
-    );
+    assert_eq!(drive(&mut m, 1, Input::Received(other)), [Effect::Dropped(Dropped::Equivocation(Incarnation(2)))]);
     assert_eq!(drive(&mut m, 1, applied(4, false)), [Effect::Dropped(Dropped::UnexpectedApplied(Round(4)))]);
 }
 
