@@ -84,9 +84,7 @@ impl Room<'_> {
     }
 
     fn emptiest(&self) -> Option<u32> {
-        (0..self.reserved.len())
-            .min_by_key(|rank| self.reserved[*rank] + self.held(*rank))
-            .map(|rank| rank as u32)
+        (0..self.reserved.len()).min_by_key(|rank| self.reserved[*rank] + self.held(*rank)).map(|rank| rank as u32)
     }
 
     /// Keeps what is free on `rank` from everyone behind the first parent that waits for it: its room grows with each
@@ -96,9 +94,7 @@ impl Room<'_> {
             return 0;
         }
         let rank = rank as usize;
-        let free = self
-            .cap
-            .saturating_sub(self.reserved[rank] + self.held(rank));
+        let free = self.cap.saturating_sub(self.reserved[rank] + self.held(rank));
         self.claimed = true;
         if free > 0 {
             self.held.resize(self.reserved.len(), 0);
@@ -117,12 +113,7 @@ impl Queue {
     ///
     /// # Cost
     /// O(requests looked at); no allocation once `out` has grown.
-    pub fn admit(
-        &mut self,
-        pass: &Pass<'_>,
-        pin: impl Fn(&Waiting) -> Option<u32>,
-        out: &mut Admission,
-    ) {
+    pub fn admit(&mut self, pass: &Pass<'_>, pin: impl Fn(&Waiting) -> Option<u32>, out: &mut Admission) {
         out.admitted.clear();
         out.set_aside = 0;
         out.held.clear();
@@ -130,14 +121,9 @@ impl Queue {
             out.held.extend_from_slice(pass.held);
         }
         out.reserved.clear();
-        out.reserved
-            .extend(pass.counts.iter().map(|count| u64::from(*count)));
-        let mut room = Room {
-            reserved: &mut out.reserved,
-            held: &mut out.held,
-            cap: u64::from(pass.cap),
-            claimed: false,
-        };
+        out.reserved.extend(pass.counts.iter().map(|count| u64::from(*count)));
+        let mut room =
+            Room { reserved: &mut out.reserved, held: &mut out.held, cap: u64::from(pass.cap), claimed: false };
         let mut budget = pass.budget;
         let mut lane = self.first_lane();
         while let Some((priority, mut slot)) = lane {
@@ -151,10 +137,7 @@ impl Queue {
                 let rank = match decide(request, pass, &pin, &mut room) {
                     Decision::Admit(reserved) => {
                         budget -= whole;
-                        out.admitted.extend(
-                            self.take(slot)
-                                .map(|request| Admitted { request, reserved }),
-                        );
+                        out.admitted.extend(self.take(slot).map(|request| Admitted { request, reserved }));
                         slot = next;
                         continue;
                     }
@@ -174,39 +157,22 @@ impl Queue {
     }
 }
 
-fn decide(
-    request: &Waiting,
-    pass: &Pass<'_>,
-    pin: &impl Fn(&Waiting) -> Option<u32>,
-    room: &mut Room<'_>,
-) -> Decision {
+fn decide(request: &Waiting, pass: &Pass<'_>, pin: &impl Fn(&Waiting) -> Option<u32>, room: &mut Room<'_>) -> Decision {
     let exists = |rank: &u32| (*rank as usize) < pass.counts.len();
     let weight = pass.count_children.weight(request.children);
     if let Some(rank) = pin(request).filter(exists) {
-        return if room.reserve(rank, weight) {
-            Decision::Admit(Some(rank))
-        } else {
-            Decision::Defer(rank)
-        };
+        return if room.reserve(rank, weight) { Decision::Admit(Some(rank)) } else { Decision::Defer(rank) };
     }
     if let Some(rank) = request.explicit.filter(exists)
         && request.is_strict_at_admission()
     {
-        return if room.reserve(rank, weight) {
-            Decision::Admit(Some(rank))
-        } else {
-            Decision::SetAside(rank)
-        };
+        return if room.reserve(rank, weight) { Decision::Admit(Some(rank)) } else { Decision::SetAside(rank) };
     }
     if weight > 1
         && pass.count_children == CountChildren::StrictCap
         && let Some(rank) = room.emptiest()
     {
-        return if room.reserve(rank, weight) {
-            Decision::Admit(Some(rank))
-        } else {
-            Decision::SetAside(rank)
-        };
+        return if room.reserve(rank, weight) { Decision::Admit(Some(rank)) } else { Decision::SetAside(rank) };
     }
     Decision::Admit(None)
 }

@@ -68,18 +68,12 @@ fn spread(number: RequestNumber) -> u64 {
 }
 
 fn number_of(slots: &[Slot], slot: u32) -> Option<RequestNumber> {
-    slots[slot as usize]
-        .request
-        .as_ref()
-        .map(|request| request.number)
+    slots[slot as usize].request.as_ref().map(|request| request.number)
 }
 
 impl Queue {
     pub fn new(policy: Policy) -> Self {
-        Self {
-            policy,
-            ..Self::default()
-        }
+        Self { policy, ..Self::default() }
     }
 
     pub fn policy(&self) -> Policy {
@@ -109,19 +103,13 @@ impl Queue {
         let lane = self.lane_of(&request);
         let slot = self.free.pop().unwrap_or(self.slots.len() as u32);
         self.digest.fold_in(slot as usize, request.element());
-        let vacant = Slot {
-            request: Some(request),
-            prev: NONE,
-            next: NONE,
-        };
+        let vacant = Slot { request: Some(request), prev: NONE, next: NONE };
         match self.slots.get_mut(slot as usize) {
             Some(place) => *place = vacant,
             None => self.slots.push(vacant),
         }
         let slots = &self.slots;
-        self.by_number.insert_unique(spread(number), slot, |slot| {
-            number_of(slots, *slot).map_or(0, spread)
-        });
+        self.by_number.insert_unique(spread(number), slot, |slot| number_of(slots, *slot).map_or(0, spread));
         self.link(lane, slot, number);
     }
 
@@ -129,10 +117,7 @@ impl Queue {
     ///
     /// # Errors
     /// The requests whose number already waits, untouched.
-    pub fn put_back(
-        &mut self,
-        requests: impl IntoIterator<Item = Waiting>,
-    ) -> Result<(), Vec<Waiting>> {
+    pub fn put_back(&mut self, requests: impl IntoIterator<Item = Waiting>) -> Result<(), Vec<Waiting>> {
         let mut known = Vec::new();
         for request in requests {
             if self.contains(request.number) {
@@ -173,11 +158,8 @@ impl Queue {
     /// on one come back in service order, to be refused.
     pub fn remap(&mut self, remap: &Remap) -> Vec<Waiting> {
         let mut stranded = Vec::new();
-        let numbers: Vec<RequestNumber> = self
-            .iter()
-            .filter(|request| request.explicit.is_some())
-            .map(|request| request.number)
-            .collect();
+        let numbers: Vec<RequestNumber> =
+            self.iter().filter(|request| request.explicit.is_some()).map(|request| request.number).collect();
         for number in numbers {
             let Some(slot) = self.find(number) else {
                 continue;
@@ -204,24 +186,15 @@ impl Queue {
     pub fn verify(&self, slice: u64) -> bool {
         let first = (slice % SLICES as u64) as usize;
         let of_slice = self.slots.iter().skip(first).step_by(SLICES);
-        self.digest.verify(
-            slice,
-            of_slice.filter_map(|slot| slot.request.as_ref().map(Waiting::element)),
-        )
+        self.digest.verify(slice, of_slice.filter_map(|slot| slot.request.as_ref().map(Waiting::element)))
     }
 
     pub(super) fn first_lane(&self) -> Option<(Lane, u32)> {
-        self.lanes
-            .iter()
-            .next()
-            .map(|(lane, ends)| (*lane, ends.head))
+        self.lanes.iter().next().map(|(lane, ends)| (*lane, ends.head))
     }
 
     pub(super) fn lane_after(&self, lane: Lane) -> Option<(Lane, u32)> {
-        self.lanes
-            .range((Excluded(lane), Unbounded))
-            .next()
-            .map(|(lane, ends)| (*lane, ends.head))
+        self.lanes.range((Excluded(lane), Unbounded)).next().map(|(lane, ends)| (*lane, ends.head))
     }
 
     /// The waiting request in `slot` and the slot behind it in its lane; `None` past the lane's end.
@@ -244,10 +217,7 @@ impl Queue {
         let (prev, next) = (place.prev, place.next);
         let request = place.request.take()?;
         self.digest.fold_out(slot as usize, request.element());
-        if let Ok(entry) = self
-            .by_number
-            .find_entry(spread(request.number), |at| *at == slot)
-        {
+        if let Ok(entry) = self.by_number.find_entry(spread(request.number), |at| *at == slot) {
             entry.remove();
         }
         self.unlink(&request, prev, next);
@@ -257,11 +227,7 @@ impl Queue {
 
     fn find(&self, number: RequestNumber) -> Option<u32> {
         let slots = &self.slots;
-        self.by_number
-            .find(spread(number), |slot| {
-                number_of(slots, *slot) == Some(number)
-            })
-            .copied()
+        self.by_number.find(spread(number), |slot| number_of(slots, *slot) == Some(number)).copied()
     }
 
     fn lane_of(&self, request: &Waiting) -> Lane {
@@ -275,13 +241,7 @@ impl Queue {
     /// O(1) for a new request and for one that was at the front; else it walks from the front.
     fn link(&mut self, lane: Lane, slot: u32, number: RequestNumber) {
         let Some(ends) = self.lanes.get_mut(&lane) else {
-            self.lanes.insert(
-                lane,
-                Ends {
-                    head: slot,
-                    tail: slot,
-                },
-            );
+            self.lanes.insert(lane, Ends { head: slot, tail: slot });
             return;
         };
         let before = |at: u32| number_of(&self.slots, at).is_some_and(|other| other < number);
@@ -339,40 +299,21 @@ impl Queue {
             let (mut at, mut prev, mut last) = (ends.head, NONE, None);
             while at != NONE {
                 let slot = &self.slots[at as usize];
-                let request = slot
-                    .request
-                    .as_ref()
-                    .expect("a linked slot holds a request");
+                let request = slot.request.as_ref().expect("a linked slot holds a request");
                 assert_eq!(slot.prev, prev, "back link of {}", request.number);
-                assert!(
-                    last < Some(request.number),
-                    "{} out of order",
-                    request.number
-                );
+                assert!(last < Some(request.number), "{} out of order", request.number);
                 assert_eq!(self.lane_of(request), *lane, "lane of {}", request.number);
-                assert_eq!(
-                    self.find(request.number),
-                    Some(at),
-                    "index of {}",
-                    request.number
-                );
+                assert_eq!(self.find(request.number), Some(at), "index of {}", request.number);
                 (prev, last, at) = (at, Some(request.number), slot.next);
                 seen += 1;
             }
             assert!(prev == ends.tail && last.is_some(), "tail of a lane");
         }
         assert_eq!(seen, self.len(), "linked and indexed requests");
-        assert_eq!(
-            seen + self.free.len(),
-            self.slots.len(),
-            "linked and free slots"
-        );
+        assert_eq!(seen + self.free.len(), self.slots.len(), "linked and free slots");
         let sum = self.iter().map(Waiting::element).fold(0, u64::wrapping_add);
         assert_eq!(sum, self.digest(), "digest");
-        assert!(
-            (0..SLICES as u64).all(|slice| self.verify(slice)),
-            "digest of a slice"
-        );
+        assert!((0..SLICES as u64).all(|slice| self.verify(slice)), "digest of a slice");
     }
 }
 
@@ -390,11 +331,7 @@ struct Snapshot {
 
 impl Serialize for Queue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        SnapshotRef {
-            policy: self.policy,
-            waiting: self.iter().collect(),
-        }
-        .serialize(serializer)
+        SnapshotRef { policy: self.policy, waiting: self.iter().collect() }.serialize(serializer)
     }
 }
 
@@ -406,5 +343,23 @@ impl<'de> Deserialize<'de> for Queue {
             queue.push(request).map_err(serde::de::Error::custom)?;
         }
         Ok(queue)
+    }
+}
+
+#[cfg(test)]
+mod slice_tests {
+    use super::*;
+
+    #[test]
+    fn verify_finds_a_request_that_changed_in_memory() {
+        let mut queue = Queue::new(Policy::Fcfs);
+        for number in 0..600 {
+            queue.push(Waiting { number: RequestNumber(number), ..Waiting::default() }).unwrap();
+        }
+        if let Some(request) = &mut queue.slots[300].request {
+            request.deferrals ^= 1;
+        }
+        let found: Vec<u64> = (0..256).filter(|slice| !queue.verify(*slice)).collect();
+        assert_eq!(found, [300 - 256]);
     }
 }

@@ -125,10 +125,7 @@ impl Waiting {
 }
 
 /// The key that ties a request to its conversation's rank: a sub-agent's id if it has one, else the conversation's own.
-pub fn affinity(
-    sub_agent: Option<ConversationKey>,
-    conversation: Option<ConversationKey>,
-) -> Option<ConversationKey> {
+pub fn affinity(sub_agent: Option<ConversationKey>, conversation: Option<ConversationKey>) -> Option<ConversationKey> {
     sub_agent.or(conversation)
 }
 
@@ -151,23 +148,15 @@ impl Limits {
         if let Some(rank) = request.explicit
             && rank >= self.ranks
         {
-            return Err(Rejection::NoSuchRank {
-                rank,
-                ranks: self.ranks,
-            });
+            return Err(Rejection::NoSuchRank { rank, ranks: self.ranks });
         }
         // The published routers look only at the pass's budget, which is a view's worth of slots.
         let most = match self.count_children {
             CountChildren::StrictCap => u64::from(self.cap),
-            CountChildren::Vectors | CountChildren::Upstream => {
-                u64::from(self.cap) * u64::from(self.ranks)
-            }
+            CountChildren::Vectors | CountChildren::Upstream => u64::from(self.cap) * u64::from(self.ranks),
         };
         if 1 + u64::from(request.children) > most {
-            return Err(Rejection::TooManyChildren {
-                children: request.children,
-                cap: self.cap,
-            });
+            return Err(Rejection::TooManyChildren { children: request.children, cap: self.cap });
         }
         Ok(())
     }

@@ -43,9 +43,7 @@ pub struct Gate {
 
 impl Gate {
     pub fn step(&mut self, settings: &Settings, ranks: &[RankWork]) -> Verdict {
-        let free = ranks
-            .iter()
-            .all(|rank| rank.generation < settings.max_batch_size);
+        let free = ranks.iter().all(|rank| rank.generation < settings.max_batch_size);
         let all_context = ranks.iter().all(|rank| rank.context > 0);
         let all_generation = ranks.iter().all(|rank| rank.generation > 0);
         if free && all_context {
@@ -61,11 +59,7 @@ impl Gate {
             return Verdict::Release;
         }
         self.waited = self.waited.saturating_add(1);
-        let fewest = ranks
-            .iter()
-            .map(|rank| rank.generation_real)
-            .min()
-            .unwrap_or(0);
+        let fewest = ranks.iter().map(|rank| rank.generation_real).min().unwrap_or(0);
         let limit = if fewest < settings.min_generation_requests {
             settings.low_occupancy_timeout_steps
         } else {

@@ -30,42 +30,25 @@ struct Scratch {
 
 impl Balanced {
     pub fn new(count_children: CountChildren) -> Self {
-        Self {
-            count_children,
-            scratch: Scratch::default(),
-        }
+        Self { count_children, scratch: Scratch::default() }
     }
 
     pub(super) fn route(&mut self, routing: &Routing<'_>, batch: &[Admitted], out: &mut Placement) {
-        let Scratch {
-            slots,
-            order,
-            rest,
-            ready,
-            passed_over,
-        } = &mut self.scratch;
+        let Scratch { slots, order, rest, ready, passed_over } = &mut self.scratch;
         slots.load(routing, batch, self.count_children);
-        strict_first(
-            batch,
-            |a| a.request.explicit.is_some() && a.request.relax == Some(false),
-            order,
-        );
+        strict_first(batch, |a| a.request.explicit.is_some() && a.request.relax == Some(false), order);
         rest.clear();
         let mut rest_weight = 0;
         for index in order.iter().copied() {
             let admitted = &batch[index as usize];
             let weight = slots.weight(admitted);
-            let named = admitted
-                .request
-                .explicit
-                .filter(|rank| *rank < slots.ranks());
+            let named = admitted.request.explicit.filter(|rank| *rank < slots.ranks());
             slots.release(admitted);
             match named.filter(|rank| slots.fits(*rank, weight)) {
                 Some(rank) => {
                     // The published router counts no tokens here.
                     slots.place(rank, weight, 0);
-                    out.assigned
-                        .push(assign(index, rank, Why::plain(Choice::Explicit)));
+                    out.assigned.push(assign(index, rank, Why::plain(Choice::Explicit)));
                 }
                 None => {
                     slots.hold(admitted);
@@ -77,14 +60,8 @@ impl Balanced {
         let target = slots.target(1.0, rest_weight);
         rest.sort_unstable();
         ready.clear();
-        let entry = |slots: &Slots, rank: u32| {
-            Reverse((slots.tokens_of(rank), slots.active[rank as usize], rank))
-        };
-        ready.extend(
-            (0..slots.ranks())
-                .filter(|rank| slots.active[*rank as usize] < target)
-                .map(|r| entry(slots, r)),
-        );
+        let entry = |slots: &Slots, rank: u32| Reverse((slots.tokens_of(rank), slots.active[rank as usize], rank));
+        ready.extend((0..slots.ranks()).filter(|rank| slots.active[*rank as usize] < target).map(|r| entry(slots, r)));
         let mut most = target;
         for (_, _, index) in rest.iter().copied() {
             let admitted = &batch[index as usize];
@@ -93,13 +70,7 @@ impl Balanced {
             let chosen = loop {
                 match ready.pop() {
                     Some(Reverse((tokens, active, rank))) if slots.under(rank, weight, target) => {
-                        break Some((
-                            rank,
-                            Choice::Balanced {
-                                active: expected(active),
-                                tokens,
-                            },
-                        ));
+                        break Some((rank, Choice::Balanced { active: expected(active), tokens }));
                     }
                     Some(entry) => passed_over.push(entry),
                     None => break None,
@@ -109,15 +80,8 @@ impl Balanced {
             let from_ready = chosen.is_some();
             // A parent may be larger than the target; the published router fails here, and never comes here in budget.
             let fallback = || {
-                let rank = slots
-                    .emptiest(weight)
-                    .filter(|rank| slots.fits(*rank, weight))?;
-                Some((
-                    rank,
-                    Choice::Emptiest {
-                        active: slots.active_of(rank),
-                    },
-                ))
+                let rank = slots.emptiest(weight).filter(|rank| slots.fits(*rank, weight))?;
+                Some((rank, Choice::Emptiest { active: slots.active_of(rank) }))
             };
             let Some((rank, choice)) = chosen.or_else(fallback) else {
                 out.dropped.push(index);

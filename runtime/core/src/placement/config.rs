@@ -36,9 +36,7 @@ pub enum NewConversations {
 
 /// A policy name that nobody knows; the router goes on with round-robin, as the published one does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "unknown policy for new conversations {name:?} (round-robin, least-queued, least-tokens); using round-robin"
-)]
+#[error("unknown policy for new conversations {name:?} (round-robin, least-queued, least-tokens); using round-robin")]
 pub struct UnknownPolicy {
     pub name: String,
 }
@@ -56,17 +54,10 @@ impl NewConversations {
 
     /// For callers past configuration: never fails, but says so when it had to fall back.
     pub fn from_name(name: &str) -> (Self, Option<UnknownPolicy>) {
-        let known = Self::ALL
-            .into_iter()
-            .find(|policy| policy.name() == name.replace('_', "-"));
+        let known = Self::ALL.into_iter().find(|policy| policy.name() == name.replace('_', "-"));
         match known {
             Some(policy) => (policy, None),
-            None => (
-                Self::RoundRobin,
-                Some(UnknownPolicy {
-                    name: name.to_owned(),
-                }),
-            ),
+            None => (Self::RoundRobin, Some(UnknownPolicy { name: name.to_owned() })),
         }
     }
 }
@@ -110,9 +101,7 @@ impl Bound {
         match self {
             Self::Passes(most) => request.deferrals >= most,
             Self::Micros(0) => true,
-            Self::Micros(most) => {
-                request.deferrals > 0 && now_us.saturating_sub(request.since_us) >= most
-            }
+            Self::Micros(most) => request.deferrals > 0 && now_us.saturating_sub(request.since_us) >= most,
         }
     }
 }
@@ -156,23 +145,13 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     #[error("{setting} is {value}; it must be a finite number that is at least {least}")]
-    Number {
-        setting: &'static str,
-        value: f64,
-        least: f64,
-    },
+    Number { setting: &'static str, value: f64, least: f64 },
     #[error("conversations-max is 0; it must be at least 1")]
     NoConversations,
-    #[error(
-        "balance-low-occupancy-timeout-steps is {steps}; it must be at most balance-timeout-steps ({timeout})"
-    )]
+    #[error("balance-low-occupancy-timeout-steps is {steps}; it must be at most balance-timeout-steps ({timeout})")]
     LowOccupancyTimeout { steps: u32, timeout: u32 },
     #[error("policy is {policy}, but {switch} = {value} asks for another")]
-    Contradiction {
-        policy: &'static str,
-        switch: &'static str,
-        value: bool,
-    },
+    Contradiction { policy: &'static str, switch: &'static str, value: bool },
 }
 
 /// What can be written, before it is checked. `Config` without the published switches that name a policy indirectly.
@@ -263,25 +242,15 @@ impl Given {
             Policy::KvAware => "kv-aware",
             Policy::Conversation => "conversation",
         };
-        let contradiction = |switch, value| {
-            Err(ConfigError::Contradiction {
-                policy: name,
-                switch,
-                value,
-            })
-        };
+        let contradiction = |switch, value| Err(ConfigError::Contradiction { policy: name, switch, value });
         if let Some(value) = conversation
             && value != (policy == Policy::Conversation)
         {
             return contradiction("kv_cache_routing_conversation_affinity", value);
         }
         match kv_aware {
-            Some(true) if policy == Policy::Balanced => {
-                contradiction("enable_kv_cache_aware_routing", true)
-            }
-            Some(false) if policy == Policy::KvAware => {
-                contradiction("enable_kv_cache_aware_routing", false)
-            }
+            Some(true) if policy == Policy::Balanced => contradiction("enable_kv_cache_aware_routing", true),
+            Some(false) if policy == Policy::KvAware => contradiction("enable_kv_cache_aware_routing", false),
             _ => Ok(policy),
         }
     }
@@ -291,10 +260,7 @@ impl TryFrom<Given> for Config {
     type Error = ConfigError;
 
     fn try_from(given: Given) -> Result<Self, ConfigError> {
-        let config = Self {
-            policy: given.policy()?,
-            ..Self::unchecked(given)
-        };
+        let config = Self { policy: given.policy()?, ..Self::unchecked(given) };
         config.validate()?;
         Ok(config)
     }
@@ -340,20 +306,13 @@ impl Config {
         ];
         for (setting, value) in numbers {
             if !(value.is_finite() && value >= 0.0) {
-                return Err(ConfigError::Number {
-                    setting,
-                    value,
-                    least: 0.0,
-                });
+                return Err(ConfigError::Number { setting, value, least: 0.0 });
             }
         }
         if self.conversations_max == 0 {
             return Err(ConfigError::NoConversations);
         }
-        let (steps, timeout) = (
-            self.balance_low_occupancy_timeout_steps,
-            self.balance_timeout_steps,
-        );
+        let (steps, timeout) = (self.balance_low_occupancy_timeout_steps, self.balance_timeout_steps);
         if self.balance && steps > timeout {
             return Err(ConfigError::LowOccupancyTimeout { steps, timeout });
         }

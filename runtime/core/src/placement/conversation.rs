@@ -47,19 +47,9 @@ impl Conversation {
 
     /// With the policy for new conversations by name. An unknown one becomes round-robin; the warning is the caller's to
     /// report.
-    pub fn with_policy_name(
-        config: &Config,
-        bound: Bound,
-        name: &str,
-    ) -> (Self, Option<UnknownPolicy>) {
+    pub fn with_policy_name(config: &Config, bound: Bound, name: &str) -> (Self, Option<UnknownPolicy>) {
         let (new_conversations, warning) = NewConversations::from_name(name);
-        (
-            Self {
-                new_conversations,
-                ..Self::new(config, bound)
-            },
-            warning,
-        )
+        (Self { new_conversations, ..Self::new(config, bound) }, warning)
     }
 
     pub fn table(&self) -> &Table {
@@ -94,11 +84,7 @@ impl Conversation {
         if self.cursor >= slots.ranks() {
             self.cursor = 0;
         }
-        strict_first(
-            batch,
-            |admitted| admitted.request.relax == Some(false),
-            order,
-        );
+        strict_first(batch, |admitted| admitted.request.relax == Some(false), order);
         if self.strict.is_some() {
             self.place_pinned(routing.now_us, batch, (slots, order), out);
         }
@@ -140,13 +126,7 @@ impl Conversation {
             }
             slots.place(rank, weight, u64::from(request.tokens));
             self.table.touch(place);
-            out.assigned.push(assign(
-                *index,
-                rank,
-                Why::plain(Choice::Pinned {
-                    deferrals: request.deferrals,
-                }),
-            ));
+            out.assigned.push(assign(*index, rank, Why::plain(Choice::Pinned { deferrals: request.deferrals })));
             false
         });
     }
@@ -167,9 +147,7 @@ impl Conversation {
             let weight = slots.weight(admitted);
             let named = request.explicit.filter(|rank| *rank < slots.ranks());
             if let Some(rank) = named
-                && request
-                    .affinity
-                    .is_none_or(|key| self.table.find(key).is_none())
+                && request.affinity.is_none_or(|key| self.table.find(key).is_none())
             {
                 slots.release(admitted);
                 if slots.fits(rank, weight) {
@@ -177,8 +155,7 @@ impl Conversation {
                     if let Some(key) = request.affinity {
                         self.table.bind(key, rank);
                     }
-                    out.assigned
-                        .push(assign(index, rank, Why::plain(Choice::Explicit)));
+                    out.assigned.push(assign(index, rank, Why::plain(Choice::Explicit)));
                     continue;
                 }
                 slots.hold(admitted);
@@ -189,14 +166,7 @@ impl Conversation {
         rest_weight
     }
 
-    fn place_rest(
-        &mut self,
-        index: u32,
-        admitted: &Admitted,
-        target: u64,
-        slots: &mut Slots,
-        out: &mut Placement,
-    ) {
+    fn place_rest(&mut self, index: u32, admitted: &Admitted, target: u64, slots: &mut Slots, out: &mut Placement) {
         let request = &admitted.request;
         let weight = slots.weight(admitted);
         slots.release(admitted);
@@ -207,8 +177,7 @@ impl Conversation {
         {
             slots.place(rank, weight, u64::from(request.tokens));
             self.table.touch(place);
-            out.assigned
-                .push(assign(index, rank, Why::plain(Choice::Bound)));
+            out.assigned.push(assign(index, rank, Why::plain(Choice::Bound)));
             return;
         }
         let Some((rank, choice)) = self.choose(weight, target, slots) else {
@@ -222,10 +191,7 @@ impl Conversation {
         {
             self.table.bind(key, rank);
         }
-        let why = Why {
-            choice,
-            overflow_from: bound.map(|(_, home)| home),
-        };
+        let why = Why { choice, overflow_from: bound.map(|(_, home)| home) };
         out.assigned.push(assign(index, rank, why));
     }
 
@@ -241,12 +207,7 @@ impl Conversation {
             return Some((rank, Choice::New { by, active, tokens }));
         }
         let rank = slots.emptiest(weight)?;
-        Some((
-            rank,
-            Choice::Emptiest {
-                active: slots.active_of(rank),
-            },
-        ))
+        Some((rank, Choice::Emptiest { active: slots.active_of(rank) }))
     }
 
     fn next_in_turn(&mut self, weight: u64, target: u64, slots: &Slots) -> Option<u32> {
@@ -263,21 +224,10 @@ impl Conversation {
     fn fewest_tokens(&mut self, weight: u64, target: u64, slots: &Slots) -> Option<u32> {
         let ranks = slots.ranks();
         let from_cursor = |rank: u32| {
-            if rank >= self.cursor {
-                rank - self.cursor
-            } else {
-                rank + ranks - self.cursor
-            }
+            if rank >= self.cursor { rank - self.cursor } else { rank + ranks - self.cursor }
         };
-        let order = |rank: &u32| {
-            (
-                slots.tokens_of(*rank),
-                slots.active[*rank as usize],
-                from_cursor(*rank),
-            )
-        };
-        let best =
-            |room: &dyn Fn(u32) -> bool| (0..ranks).filter(|rank| room(*rank)).min_by_key(order);
+        let order = |rank: &u32| (slots.tokens_of(*rank), slots.active[*rank as usize], from_cursor(*rank));
+        let best = |room: &dyn Fn(u32) -> bool| (0..ranks).filter(|rank| room(*rank)).min_by_key(order);
         let rank = best(&|rank| slots.under(rank, weight, target))
             .or_else(|| best(&|rank| slots.last_resort(rank, weight)))?;
         self.cursor = after(rank, ranks);
@@ -295,11 +245,7 @@ impl Conversation {
 
     pub(super) fn check(&self, ranks: u32) {
         self.table.check(ranks);
-        assert!(
-            self.cursor < ranks.max(1),
-            "cursor {} of {ranks} ranks",
-            self.cursor
-        );
+        assert!(self.cursor < ranks.max(1), "cursor {} of {ranks} ranks", self.cursor);
     }
 }
 

@@ -61,11 +61,7 @@ impl KvAware {
             multiplier: config.fair_share_multiplier,
             cold_start_warmup: config.cold_start_warmup,
             count_children: config.count_children,
-            pending: if config.cold_start_warmup {
-                (0..ranks).collect()
-            } else {
-                Vec::new()
-            },
+            pending: if config.cold_start_warmup { (0..ranks).collect() } else { Vec::new() },
             scratch: Scratch::default(),
         }
     }
@@ -77,18 +73,9 @@ impl KvAware {
 
     pub(super) fn route(&mut self, routing: &Routing<'_>, batch: &[Admitted], out: &mut Placement) {
         let mut scratch = std::mem::take(&mut self.scratch);
-        let Scratch {
-            slots,
-            order,
-            rest,
-            field,
-        } = &mut scratch;
+        let Scratch { slots, order, rest, field } = &mut scratch;
         slots.load(routing, batch, self.count_children);
-        strict_first(
-            batch,
-            |a| a.request.explicit.is_some() && a.request.relax == Some(false),
-            order,
-        );
+        strict_first(batch, |a| a.request.explicit.is_some() && a.request.relax == Some(false), order);
         let rest_weight = self.place_first(routing, batch, (slots, order), rest, out);
         rest.sort_by(|a, b| by_prefix(&batch[*a as usize].request, &batch[*b as usize].request));
         let target = slots.target(self.multiplier, rest_weight);
@@ -106,31 +93,17 @@ impl KvAware {
                 Some(best) => {
                     let rank = field.ranks[best.at];
                     let matched = matched(row, rank);
-                    let Best {
-                        score, gated, tied, ..
-                    } = best;
-                    Some((
-                        rank,
-                        Choice::Score {
-                            score,
-                            matched,
-                            gated,
-                            tied,
-                        },
-                    ))
+                    let Best { score, gated, tied, .. } = best;
+                    Some((rank, Choice::Score { score, matched, gated, tied }))
                 }
-                // A parent may be larger than any target; what weighs one is dropped, as published.
-                None if weight > 1 => slots
-                    .emptiest(weight)
-                    .filter(|rank| slots.fits(*rank, weight))
-                    .map(|rank| {
-                        (
-                            rank,
-                            Choice::Emptiest {
-                                active: slots.active_of(rank),
-                            },
-                        )
-                    }),
+                // Larger than any target, or the ranks under it are held free: any rank with room. Otherwise the
+                // request is dropped, as published (a multiplier below 1).
+                None if weight > 1 || slots.any_held() => {
+                    slots.emptiest(weight).filter(|rank| slots.fits(*rank, weight)).map(|rank| {
+                        let active = slots.active_of(rank);
+                        (rank, Choice::Emptiest { active })
+                    })
+                }
                 None => None,
             };
             let Some((rank, choice)) = chosen else {
@@ -162,11 +135,7 @@ impl KvAware {
             let request = &admitted.request;
             let weight = slots.weight(admitted);
             let named = request.explicit.filter(|rank| *rank < slots.ranks());
-            let cold = self
-                .pending
-                .first()
-                .copied()
-                .filter(|rank| *rank < slots.ranks());
+            let cold = self.pending.first().copied().filter(|rank| *rank < slots.ranks());
             slots.release(admitted);
             match named.or(cold).filter(|rank| slots.fits(*rank, weight)) {
                 Some(rank) => {
@@ -175,11 +144,7 @@ impl KvAware {
                     if let Ok(at) = self.pending.binary_search(&rank) {
                         self.pending.remove(at);
                     }
-                    let choice = if named.is_some() {
-                        Choice::Explicit
-                    } else {
-                        Choice::WarmUp
-                    };
+                    let choice = if named.is_some() { Choice::Explicit } else { Choice::WarmUp };
                     out.assigned.push(assign(index, rank, Why::plain(choice)));
                 }
                 None => {
@@ -202,18 +167,12 @@ impl KvAware {
         // An empty prompt on idle ranks has no load to compare.
         let share = if share == 0.0 { 1.0 } else { share };
         field.matches.clear();
-        field.matches.extend(field.ranks.iter().map(|rank| {
-            if gated {
-                0.0
-            } else {
-                f64::from(matched(row, *rank))
-            }
-        }));
+        field.matches.extend(field.ranks.iter().map(|rank| if gated { 0.0 } else { f64::from(matched(row, *rank)) }));
         field.scores.clear();
         let terms = field.tokens.iter().zip(&field.matches);
-        field.scores.extend(terms.map(|(tokens, matched)| {
-            (prompt - matched) + self.load_weight * ((tokens / share) * prompt)
-        }));
+        field
+            .scores
+            .extend(terms.map(|(tokens, matched)| (prompt - matched) + self.load_weight * ((tokens / share) * prompt)));
         let order = |at: usize| (field.scores[at], field.tokens[at]);
         let mut at = 0;
         let mut tied = 1;
@@ -232,12 +191,7 @@ impl KvAware {
             let ties = field.shuffled.iter().map(|at| *at as usize);
             at = ties.into_iter().find(|at| order(*at) == best).unwrap_or(at);
         }
-        Some(Best {
-            at,
-            score: field.scores[at],
-            gated,
-            tied,
-        })
+        Some(Best { at, score: field.scores[at], gated, tied })
     }
 
     /// Ranks that join are cold.
@@ -245,12 +199,7 @@ impl KvAware {
         if !self.cold_start_warmup {
             return;
         }
-        self.pending = self
-            .pending
-            .iter()
-            .filter_map(|rank| remap.rank(*rank))
-            .chain(remap.joined())
-            .collect();
+        self.pending = self.pending.iter().filter_map(|rank| remap.rank(*rank)).chain(remap.joined()).collect();
         self.pending.sort_unstable();
     }
 
@@ -265,29 +214,18 @@ impl KvAware {
     }
 
     pub(super) fn check(&self, ranks: u32) {
-        assert!(
-            self.pending.is_sorted_by(|a, b| a < b),
-            "cold ranks in order"
-        );
-        assert!(
-            self.pending.last().is_none_or(|rank| *rank < ranks),
-            "cold rank of {ranks}"
-        );
-        assert!(
-            self.cold_start_warmup || self.pending.is_empty(),
-            "cold ranks without warm-up"
-        );
+        assert!(self.pending.is_sorted_by(|a, b| a < b), "cold ranks in order");
+        assert!(self.pending.last().is_none_or(|rank| *rank < ranks), "cold rank of {ranks}");
+        assert!(self.cold_start_warmup || self.pending.is_empty(), "cold ranks without warm-up");
     }
 }
 
 impl Field {
     fn gather(&mut self, slots: &Slots, weight: u64, target: u64) {
         self.ranks.clear();
-        self.ranks
-            .extend((0..slots.ranks()).filter(|rank| slots.under(*rank, weight, target)));
+        self.ranks.extend((0..slots.ranks()).filter(|rank| slots.under(*rank, weight, target)));
         self.tokens.clear();
-        self.tokens
-            .extend(self.ranks.iter().map(|rank| slots.tokens_of(*rank) as f64));
+        self.tokens.extend(self.ranks.iter().map(|rank| slots.tokens_of(*rank) as f64));
         self.weight = Some(weight);
     }
 
@@ -315,7 +253,5 @@ fn uncached(request: &Waiting, row: &[u32], rank: u32) -> u64 {
 /// Requests that share a prefix are placed one after the other, the longest of them first.
 fn by_prefix(a: &Waiting, b: &Waiting) -> std::cmp::Ordering {
     let head = |request: &Waiting| request.head.len().min(HEAD_TOKENS);
-    a.head[..head(a)]
-        .cmp(&b.head[..head(b)])
-        .then(b.tokens.cmp(&a.tokens))
+    a.head[..head(a)].cmp(&b.head[..head(b)]).then(b.tokens.cmp(&a.tokens))
 }

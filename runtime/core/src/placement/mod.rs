@@ -34,9 +34,7 @@ mod reference;
 mod tests;
 
 pub use balanced::Balanced;
-pub use config::{
-    Bound, Config, ConfigError, CountChildren, NewConversations, Policy, UnknownPolicy,
-};
+pub use config::{Bound, Config, ConfigError, CountChildren, NewConversations, Policy, UnknownPolicy};
 pub use conversation::Conversation;
 pub use kv_aware::KvAware;
 pub use permutation::permutation;
@@ -123,27 +121,12 @@ impl Placement {
     /// Asserts I1 for a batch of `requests` on `ranks` ranks.
     pub fn check(&self, requests: usize, ranks: usize) {
         let mut seen = vec![false; requests];
-        let indices = self
-            .assigned
-            .iter()
-            .map(|assigned| assigned.index)
-            .chain(self.dropped.iter().copied());
+        let indices = self.assigned.iter().map(|assigned| assigned.index).chain(self.dropped.iter().copied());
         for index in indices {
-            assert!(
-                !std::mem::replace(&mut seen[index as usize], true),
-                "request {index} of the batch placed twice"
-            );
+            assert!(!std::mem::replace(&mut seen[index as usize], true), "request {index} of the batch placed twice");
         }
-        assert!(
-            seen.into_iter().all(|seen| seen),
-            "a request of the batch is nowhere"
-        );
-        assert!(
-            self.assigned
-                .iter()
-                .all(|assigned| (assigned.rank as usize) < ranks),
-            "rank out of range"
-        );
+        assert!(seen.into_iter().all(|seen| seen), "a request of the batch is nowhere");
+        assert!(self.assigned.iter().all(|assigned| (assigned.rank as usize) < ranks), "rank out of range");
         assert!(self.dropped.is_sorted(), "drops in batch order");
     }
 }

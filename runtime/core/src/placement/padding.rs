@@ -26,32 +26,19 @@ pub struct Mode {
 
 /// Requests that count for the rank's share of the batch; more than `expected` is tolerated.
 fn routable(mode: Mode, rank: Occupancy) -> u32 {
-    if mode.exclude_retiring {
-        rank.active.saturating_sub(rank.retiring)
-    } else {
-        rank.active
-    }
+    if mode.exclude_retiring { rank.active.saturating_sub(rank.retiring) } else { rank.active }
 }
 
 /// Whether a rank runs a dummy request in this step; at most one.
 pub fn needs_dummy(mode: Mode, rank: Occupancy) -> bool {
     let expected = rank.expected.max(routable(mode, rank));
-    let receiving = if mode.disaggregated {
-        rank.receiving
-    } else {
-        0
-    };
+    let receiving = if mode.disaggregated { rank.receiving } else { 0 };
     let runnable = rank.active.saturating_sub(receiving);
     mode.attention_dp && !mode.benchmark_fill && expected > 0 && runnable == 0
 }
 
 /// The second rule: a rank has active requests, but its scheduler picked none of them.
-pub fn needs_dummy_after_scheduling(
-    mode: Mode,
-    rank: Occupancy,
-    cap: u32,
-    has_dummy: bool,
-) -> bool {
+pub fn needs_dummy_after_scheduling(mode: Mode, rank: Occupancy, cap: u32, has_dummy: bool) -> bool {
     mode.attention_dp && rank.expected > 0 && rank.active > 0 && rank.active < cap && !has_dummy
 }
 
@@ -63,9 +50,5 @@ pub enum Dummy {
 
 /// What the dummy pretends to do: the work of the batch that the group was last given.
 pub fn dummy_kind(mode: Mode, last_batch_has_context_only: bool) -> Dummy {
-    if mode.disaggregated && last_batch_has_context_only {
-        Dummy::Context
-    } else {
-        Dummy::Generation
-    }
+    if mode.disaggregated && last_batch_has_context_only { Dummy::Context } else { Dummy::Generation }
 }

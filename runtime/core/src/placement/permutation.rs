@@ -15,9 +15,7 @@ const fn seeded(seed: u32) -> [u32; WORDS] {
     let mut at = 1;
     while at < WORDS {
         let last = state[at - 1];
-        state[at] = (last ^ (last >> 30))
-            .wrapping_mul(1_812_433_253)
-            .wrapping_add(at as u32);
+        state[at] = (last ^ (last >> 30)).wrapping_mul(1_812_433_253).wrapping_add(at as u32);
         at += 1;
     }
     state
@@ -32,11 +30,7 @@ impl Twister {
     /// Seeded with the 32-bit words of `seed`, lowest first; at least one.
     fn new(seed: u64) -> Self {
         let words = [seed as u32, (seed >> 32) as u32];
-        let key = if words[1] == 0 {
-            &words[..1]
-        } else {
-            &words[..]
-        };
+        let key = if words[1] == 0 { &words[..1] } else { &words[..] };
         let mut state = START;
         let mix = |state: &[u32; WORDS], at: usize, factor: u32| {
             let last = state[at - 1];
@@ -45,9 +39,7 @@ impl Twister {
         let mut at = 1;
         for step in 0..WORDS {
             let word = step % key.len();
-            state[at] = mix(&state, at, 1_664_525)
-                .wrapping_add(key[word])
-                .wrapping_add(word as u32);
+            state[at] = mix(&state, at, 1_664_525).wrapping_add(key[word]).wrapping_add(word as u32);
             at += 1;
             if at == WORDS {
                 state[0] = state[WORDS - 1];
@@ -69,14 +61,9 @@ impl Twister {
     fn next(&mut self) -> u32 {
         let at = self.at;
         let after = if at + 1 == WORDS { 0 } else { at + 1 };
-        let far = if at + SHIFT >= WORDS {
-            at + SHIFT - WORDS
-        } else {
-            at + SHIFT
-        };
+        let far = if at + SHIFT >= WORDS { at + SHIFT - WORDS } else { at + SHIFT };
         let joined = (self.state[at] & 0x8000_0000) | (self.state[after] & 0x7fff_ffff);
-        let mut word =
-            self.state[far] ^ (joined >> 1) ^ (if joined & 1 == 1 { 0x9908_b0df } else { 0 });
+        let mut word = self.state[far] ^ (joined >> 1) ^ (if joined & 1 == 1 { 0x9908_b0df } else { 0 });
         self.state[at] = word;
         self.at = after;
         word ^= word >> 11;

@@ -29,11 +29,7 @@ impl Remap {
             let Some(new) = *new else { continue };
             match taken.get_mut(new as usize) {
                 None => {
-                    return Err(RemapError::OutOfRange {
-                        old: old as u32,
-                        new,
-                        ranks,
-                    });
+                    return Err(RemapError::OutOfRange { old: old as u32, new, ranks });
                 }
                 Some(true) => return Err(RemapError::Twice { new }),
                 Some(free) => *free = true,
@@ -60,8 +56,6 @@ impl Remap {
     /// Where a cursor that pointed at `old` points now: at that rank, or at the next one in turn that stayed.
     pub fn cursor(&self, old: u32) -> u32 {
         let ranks = self.old_to_new.len() as u32;
-        (0..ranks)
-            .find_map(|step| self.rank((old + step) % ranks))
-            .unwrap_or(0)
+        (0..ranks).find_map(|step| self.rank((old + step) % ranks)).unwrap_or(0)
     }
 }

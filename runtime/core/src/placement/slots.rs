@@ -19,34 +19,20 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn load(
-        &mut self,
-        routing: &Routing<'_>,
-        batch: &[Admitted],
-        count_children: CountChildren,
-    ) {
+    pub(super) fn load(&mut self, routing: &Routing<'_>, batch: &[Admitted], count_children: CountChildren) {
         self.cap = u64::from(routing.cap);
         self.count_children = count_children;
         self.active.clear();
-        self.active.extend(
-            routing
-                .loads
-                .iter()
-                .map(|load| u64::from(load.active_requests)),
-        );
+        self.active.extend(routing.loads.iter().map(|load| u64::from(load.active_requests)));
         self.tokens.clear();
-        self.tokens
-            .extend(routing.loads.iter().map(|load| load.active_tokens));
+        self.tokens.extend(routing.loads.iter().map(|load| load.active_tokens));
         self.held.clear();
         self.held.resize(self.active.len(), 0);
         for (held, given) in self.held.iter_mut().zip(routing.held) {
             *held = u64::from(*given);
         }
         self.any_held = self.held.iter().any(|held| *held > 0);
-        for admitted in batch
-            .iter()
-            .filter(|admitted| admitted.request.children > 0)
-        {
+        for admitted in batch.iter().filter(|admitted| admitted.request.children > 0) {
             if let Some(rank) = self.parent_hold(admitted) {
                 self.held[rank] += self.weight(admitted);
                 self.any_held = true;
@@ -58,13 +44,17 @@ impl Slots {
         self.active.len() as u32
     }
 
+    /// Whether some slots were not to be used when the batch came.
+    pub(super) fn any_held(&self) -> bool {
+        self.any_held
+    }
+
     pub(super) fn weight(&self, admitted: &Admitted) -> u64 {
         self.count_children.weight(admitted.request.children)
     }
 
     fn parent_hold(&self, admitted: &Admitted) -> Option<usize> {
-        let parent =
-            admitted.request.children > 0 && self.count_children == CountChildren::StrictCap;
+        let parent = admitted.request.children > 0 && self.count_children == CountChildren::StrictCap;
         let rank = admitted.reserved.filter(|_| parent)? as usize;
         (rank < self.active.len()).then_some(rank)
     }
@@ -148,11 +138,7 @@ impl Slots {
 }
 
 /// The strict requests of a batch before the others, each in batch order.
-pub(super) fn strict_first(
-    batch: &[Admitted],
-    strict: impl Fn(&Admitted) -> bool,
-    order: &mut Vec<u32>,
-) {
+pub(super) fn strict_first(batch: &[Admitted], strict: impl Fn(&Admitted) -> bool, order: &mut Vec<u32>) {
     order.clear();
     let indices = || 0..batch.len() as u32;
     order.extend(indices().filter(|index| strict(&batch[*index as usize])));

@@ -29,10 +29,7 @@ struct Binding {
 
 impl Binding {
     fn element(&self) -> u64 {
-        digest::element(
-            TABLE,
-            &[self.key.0, self.key.1, self.stamp, u64::from(self.rank)],
-        )
+        digest::element(TABLE, &[self.key.0, self.key.1, self.stamp, u64::from(self.rank)])
     }
 }
 
@@ -92,10 +89,7 @@ impl Table {
         self.places().map(|at| {
             let binding = &self.bindings[at as usize];
             let (low, high) = binding.key;
-            (
-                ConversationKey(u128::from(high) << 64 | u128::from(low)),
-                binding.rank,
-            )
+            (ConversationKey(u128::from(high) << 64 | u128::from(low)), binding.rank)
         })
     }
 
@@ -110,9 +104,7 @@ impl Table {
 
     pub(super) fn find(&self, key: ConversationKey) -> Option<(Place, u32)> {
         let key = words(key);
-        let place = *self
-            .index
-            .find(spread(key), |at| self.bindings[*at as usize].key == key)?;
+        let place = *self.index.find(spread(key), |at| self.bindings[*at as usize].key == key)?;
         Some((Place(place), self.bindings[place as usize].rank))
     }
 
@@ -126,13 +118,7 @@ impl Table {
     /// Binds a conversation that is not in the table; at the limit the oldest is forgotten.
     pub(super) fn bind(&mut self, key: ConversationKey, rank: u32) {
         let key = words(key);
-        let binding = Binding {
-            key,
-            stamp: 0,
-            rank,
-            older: NONE,
-            newer: NONE,
-        };
+        let binding = Binding { key, stamp: 0, rank, older: NONE, newer: NONE };
         let place = if self.bindings.len() < self.max as usize {
             self.bindings.push(binding);
             self.bindings.len() as u32 - 1
@@ -148,8 +134,7 @@ impl Table {
             place
         };
         let bindings = &self.bindings;
-        self.index
-            .insert_unique(spread(key), place, |at| spread(bindings[*at as usize].key));
+        self.index.insert_unique(spread(key), place, |at| spread(bindings[*at as usize].key));
         self.append(place);
     }
 
@@ -159,10 +144,7 @@ impl Table {
             .places()
             .filter_map(|at| {
                 let binding = self.bindings[at as usize];
-                Some(Binding {
-                    rank: remap.rank(binding.rank)?,
-                    ..binding
-                })
+                Some(Binding { rank: remap.rank(binding.rank)?, ..binding })
             })
             .collect();
         let next_stamp = self.next_stamp;
@@ -179,15 +161,12 @@ impl Table {
         let place = self.bindings.len() as u32;
         self.bindings.push(binding);
         let bindings = &self.bindings;
-        self.index.insert_unique(spread(binding.key), place, |at| {
-            spread(bindings[*at as usize].key)
-        });
+        self.index.insert_unique(spread(binding.key), place, |at| spread(bindings[*at as usize].key));
         self.append(place);
     }
 
     fn fold_out(&mut self, place: u32) {
-        self.digest
-            .fold_out(place as usize, self.bindings[place as usize].element());
+        self.digest.fold_out(place as usize, self.bindings[place as usize].element());
     }
 
     fn unlink(&mut self, place: u32) {
@@ -221,61 +200,28 @@ impl Table {
 
     pub fn verify(&self, slice: u64) -> bool {
         let first = (slice % SLICES as u64) as usize;
-        self.digest.verify(
-            slice,
-            self.bindings
-                .iter()
-                .skip(first)
-                .step_by(SLICES)
-                .map(Binding::element),
-        )
+        self.digest.verify(slice, self.bindings.iter().skip(first).step_by(SLICES).map(Binding::element))
     }
 
     /// Asserts T1 to T3, and that ranks are below `ranks`.
     pub fn check(&self, ranks: u32) {
-        assert!(
-            self.len() <= self.max as usize,
-            "{} bindings, limit {}",
-            self.len(),
-            self.max
-        );
+        assert!(self.len() <= self.max as usize, "{} bindings, limit {}", self.len(), self.max);
         let (mut older, mut last, mut seen) = (NONE, None, 0);
         for at in self.places() {
             let binding = &self.bindings[at as usize];
             assert_eq!(binding.older, older, "back link");
-            assert!(
-                last < Some(binding.stamp),
-                "stamp {} out of order",
-                binding.stamp
-            );
-            assert!(
-                binding.stamp < self.next_stamp,
-                "stamp {} from the future",
-                binding.stamp
-            );
+            assert!(last < Some(binding.stamp), "stamp {} out of order", binding.stamp);
+            assert!(binding.stamp < self.next_stamp, "stamp {} from the future", binding.stamp);
             assert!(binding.rank < ranks, "rank {} of {ranks}", binding.rank);
-            let found = self.index.find(spread(binding.key), |at| {
-                self.bindings[*at as usize].key == binding.key
-            });
+            let found = self.index.find(spread(binding.key), |at| self.bindings[*at as usize].key == binding.key);
             assert_eq!(found, Some(&at), "index");
             (older, last, seen) = (at, Some(binding.stamp), seen + 1);
         }
         assert_eq!(older, self.newest, "newest");
-        assert_eq!(
-            (seen, self.index.len()),
-            (self.len(), self.len()),
-            "linked and indexed bindings"
-        );
-        let sum = self
-            .bindings
-            .iter()
-            .map(Binding::element)
-            .fold(0, u64::wrapping_add);
+        assert_eq!((seen, self.index.len()), (self.len(), self.len()), "linked and indexed bindings");
+        let sum = self.bindings.iter().map(Binding::element).fold(0, u64::wrapping_add);
         assert_eq!(sum, self.digest.total(), "digest");
-        assert!(
-            (0..SLICES as u64).all(|slice| self.verify(slice)),
-            "digest of a slice"
-        );
+        assert!((0..SLICES as u64).all(|slice| self.verify(slice)), "digest of a slice");
     }
 }
 
@@ -290,28 +236,15 @@ struct Snapshot {
 impl Serialize for Table {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let stamps = self.places().map(|at| self.bindings[at as usize].stamp);
-        let bindings = self
-            .iter()
-            .zip(stamps)
-            .map(|((key, rank), stamp)| (key, rank, stamp))
-            .collect();
-        Snapshot {
-            max: self.max,
-            next_stamp: self.next_stamp,
-            bindings,
-        }
-        .serialize(serializer)
+        let bindings = self.iter().zip(stamps).map(|((key, rank), stamp)| (key, rank, stamp)).collect();
+        Snapshot { max: self.max, next_stamp: self.next_stamp, bindings }.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Table {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let snapshot = Snapshot::deserialize(deserializer)?;
-        let refuse = |what: &str| {
-            Err(serde::de::Error::custom(format!(
-                "conversation table: {what}"
-            )))
-        };
+        let refuse = |what: &str| Err(serde::de::Error::custom(format!("conversation table: {what}")));
         let mut table = Self::new(snapshot.max);
         if snapshot.bindings.len() > table.max as usize {
             return refuse("more bindings than its limit");
@@ -323,15 +256,50 @@ impl<'de> Deserialize<'de> for Table {
             if stamp < table.next_stamp || stamp >= snapshot.next_stamp {
                 return refuse("stamps out of order");
             }
-            table.restore(Binding {
-                key: words(key),
-                stamp,
-                rank,
-                older: NONE,
-                newer: NONE,
-            });
+            table.restore(Binding { key: words(key), stamp, rank, older: NONE, newer: NONE });
         }
         table.next_stamp = snapshot.next_stamp;
         Ok(table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verify_finds_a_binding_that_changed_in_memory() {
+        let mut table = Table::new(1000);
+        for key in 0..700u32 {
+            table.bind(ConversationKey(u128::from(key)), key % 3);
+        }
+        table.check(3);
+        table.bindings[300].rank ^= 1;
+        let found: Vec<u64> = (0..256).filter(|slice| !table.verify(*slice)).collect();
+        assert_eq!(found, [300 - 256]);
+    }
+
+    #[test]
+    fn the_order_of_use_is_part_of_the_digest() {
+        let bind = |order: [u128; 2]| {
+            let mut table = Table::new(4);
+            for key in order {
+                table.bind(ConversationKey(key), 0);
+            }
+            table.digest()
+        };
+        assert_ne!(bind([1, 2]), bind([2, 1]));
+    }
+
+    #[test]
+    fn many_conversations_fit_in_few_bytes() {
+        // 65,536 conversations take at most 8 MiB, the index's share (5 bytes at most 8/7 full) counted twice over.
+        assert!(std::mem::size_of::<Binding>() <= 40);
+        let mut table = Table::new(65_536);
+        for key in 0..200_000u32 {
+            table.bind(ConversationKey(u128::from(key)), 0);
+        }
+        let bytes = table.bindings.capacity() * std::mem::size_of::<Binding>() + table.index.allocation_size();
+        assert!(bytes <= 8 << 20, "{bytes} bytes");
     }
 }

@@ -24,31 +24,19 @@ pub enum Choice {
     /// A cold rank's first request.
     WarmUp,
     /// First turn, or a turn that lost its rank. `active`: requests on the rank before; `tokens`: prompt tokens there.
-    New {
-        by: NewConversations,
-        active: u32,
-        tokens: u64,
-    },
+    New { by: NewConversations, active: u32, tokens: u64 },
     /// Fewest tokens, then fewest requests.
     Balanced { active: u32, tokens: u64 },
     /// Lowest score. `matched`: cached tokens of the prompt; `gated`: matches were too short to count; `tied`: ranks with
     /// the same score and load, told apart by a permutation seeded with the request's number.
-    Score {
-        score: f64,
-        matched: u32,
-        gated: bool,
-        tied: u32,
-    },
+    Score { score: f64, matched: u32, gated: bool, tied: u32 },
     /// No rank under the target had room for it: the emptiest one.
     Emptiest { active: u32 },
 }
 
 impl Why {
     pub(super) fn plain(choice: Choice) -> Self {
-        Self {
-            choice,
-            overflow_from: None,
-        }
+        Self { choice, overflow_from: None }
     }
 
     /// Short and stable: a metric label.
@@ -83,12 +71,7 @@ impl fmt::Display for Why {
             Choice::Balanced { active, tokens } => {
                 write!(f, "balanced (active {active}, tokens {tokens})")
             }
-            Choice::Score {
-                score,
-                matched,
-                gated,
-                tied,
-            } => {
+            Choice::Score { score, matched, gated, tied } => {
                 let gate = if gated { ", match below threshold" } else { "" };
                 write!(f, "score {score} (matched {matched}{gate}, tied {tied})")
             }
