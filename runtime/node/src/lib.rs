@@ -1,4 +1,5 @@
 pub mod api;
 pub mod config;
 pub mod fetch;
+pub mod telemetry;
 pub mod text;

@@ -7,9 +7,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 fn committed(name: &str, current: &str) -> String {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../docs")
-        .join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, current).unwrap();
     }
@@ -31,10 +29,7 @@ fn the_schema_is_current() {
 #[test]
 fn the_key_reference_is_current() {
     let reference = reference(&Config::json_schema());
-    assert!(
-        committed("config.md", &reference) == reference,
-        "config.md {NOT_CURRENT}"
-    );
+    assert!(committed("config.md", &reference) == reference, "config.md {NOT_CURRENT}");
 }
 
 const HEAD: &str = "# Configuration
@@ -57,10 +52,7 @@ fn reference(schema: &Value) -> String {
 
 fn resolve<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     let schema = schema["anyOf"].get(0).unwrap_or(schema);
-    match schema["$ref"]
-        .as_str()
-        .and_then(|r| r.strip_prefix("#/$defs/"))
-    {
+    match schema["$ref"].as_str().and_then(|r| r.strip_prefix("#/$defs/")) {
         Some(name) => &root["$defs"][name],
         None => schema,
     }
@@ -71,10 +63,7 @@ fn table(schema: &Value, root: &Value, path: &str, out: &mut String) {
     let is_table = |key: &Value| resolve(key, root)["properties"].is_object();
     if !path.is_empty() {
         let _ = write!(out, "\n## [{path}]\n\n{}\n\n", line(schema));
-        let _ = writeln!(
-            out,
-            "| key | default | environment variable | |\n| --- | --- | --- | --- |"
-        );
+        let _ = writeln!(out, "| key | default | environment variable | |\n| --- | --- | --- | --- |");
         for (name, key) in properties.iter().filter(|(_, key)| !is_table(key)) {
             let default = match &key["default"] {
                 Value::Null => String::new(),
@@ -85,20 +74,11 @@ fn table(schema: &Value, root: &Value, path: &str, out: &mut String) {
         }
     }
     for (name, key) in properties.iter().filter(|(_, key)| is_table(key)) {
-        let path = if path.is_empty() {
-            name.clone()
-        } else {
-            format!("{path}.{name}")
-        };
+        let path = if path.is_empty() { (*name).clone() } else { format!("{path}.{name}") };
         table(resolve(key, root), root, &path, out);
     }
 }
 
 fn line(schema: &Value) -> String {
-    schema["description"]
-        .as_str()
-        .unwrap_or_default()
-        .split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ")
+    schema["description"].as_str().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
 }

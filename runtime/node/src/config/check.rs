@@ -23,12 +23,7 @@ pub fn check(config: &Config) -> Vec<Problem> {
     problems.name("node.name", &config.node.name);
     problems.name("node.cluster", &config.node.cluster);
     problems.listeners(config.api.listen, config.admin.listen);
-    problems.range(
-        "api.body-limit",
-        config.api.body_limit.bytes(),
-        BODY_LIMIT,
-        " bytes",
-    );
+    problems.range("api.body-limit", config.api.body_limit.bytes(), BODY_LIMIT, " bytes");
     problems.keys(config);
     problems.model(config);
     problems.engine(config);
@@ -46,13 +41,7 @@ impl Problems {
         self.0.push(Problem::new(key, what));
     }
 
-    fn range<N: PartialOrd + std::fmt::Display>(
-        &mut self,
-        key: &str,
-        n: N,
-        range: RangeInclusive<N>,
-        unit: &str,
-    ) {
+    fn range<N: PartialOrd + std::fmt::Display>(&mut self, key: &str, n: N, range: RangeInclusive<N>, unit: &str) {
         if !range.contains(&n) {
             let (low, high) = range.into_inner();
             self.add(key, format!("{n}{unit} is not in {low} to {high}"));
@@ -62,21 +51,14 @@ impl Problems {
     fn name(&mut self, key: &str, name: &str) {
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         if name.is_empty() || name.len() > 63 || !name.chars().all(legal) {
-            self.add(
-                key,
-                format!("{name:?} is not 1 to 63 letters, digits, '.', '_' or '-'"),
-            );
+            self.add(key, format!("{name:?} is not 1 to 63 letters, digits, '.', '_' or '-'"));
         }
     }
 
     fn listeners(&mut self, api: SocketAddr, admin: SocketAddr) {
-        let overlap =
-            api.ip() == admin.ip() || api.ip().is_unspecified() || admin.ip().is_unspecified();
+        let overlap = api.ip() == admin.ip() || api.ip().is_unspecified() || admin.ip().is_unspecified();
         if api.port() == admin.port() && api.port() != 0 && overlap {
-            self.add(
-                "admin.listen",
-                format!("{admin} takes the port of api.listen, {api}"),
-            );
+            self.add("admin.listen", format!("{admin} takes the port of api.listen, {api}"));
         }
     }
 
@@ -85,33 +67,20 @@ impl Problems {
         let legal = |key: &str| !key.is_empty() && key.chars().all(|c| c.is_ascii_graphic());
         if let Some(at) = keys.iter().position(|key| !legal(key.expose())) {
             // The key itself is a secret, so only its place is told.
-            self.add(
-                "api.keys",
-                format!(
-                    "key {} of {} is not printable ASCII without spaces",
-                    at + 1,
-                    keys.len()
-                ),
-            );
+            self.add("api.keys", format!("key {} of {} is not printable ASCII without spaces", at + 1, keys.len()));
         }
     }
 
     fn model(&mut self, config: &Config) {
         let model = &config.model;
         if let (Some(path), Some(name)) = (&model.path, &model.name) {
-            self.add(
-                "model.path",
-                format!("{path:?} and model.name {name:?} exclude each other"),
-            );
+            self.add("model.path", format!("{path:?} and model.name {name:?} exclude each other"));
         }
         if let Some(name) = &model.name
             && fetch::by_name(name).is_none()
         {
             let known = fetch::NAMES.join(", ");
-            self.add(
-                "model.name",
-                format!("{name:?} is not a known model ({known}); give a file by model.path"),
-            );
+            self.add("model.name", format!("{name:?} is not a known model ({known}); give a file by model.path"));
         }
         if model.id.as_ref().is_some_and(|id| id.trim().is_empty()) {
             self.add("model.id", "\"\" is not a name".into());
@@ -124,76 +93,39 @@ impl Problems {
             self.range("engine.threads", threads, THREADS, "");
         }
         if engine.kv_memory.bytes() < KV_MEMORY_MIN {
-            self.add(
-                "engine.kv-memory",
-                format!("{} is less than 1MiB", engine.kv_memory),
-            );
+            self.add("engine.kv-memory", format!("{} is less than 1MiB", engine.kv_memory));
         }
         self.range("engine.block-tokens", engine.block_tokens, BLOCK_TOKENS, "");
-        self.range(
-            "engine.step-tokens-max",
-            engine.step_tokens_max,
-            STEP_TOKENS,
-            "",
-        );
+        self.range("engine.step-tokens-max", engine.step_tokens_max, STEP_TOKENS, "");
         self.range("engine.sequences-max", engine.sequences_max, SEQUENCES, "");
         if engine.step_tokens_max < engine.sequences_max {
             let (step, sequences) = (engine.step_tokens_max, engine.sequences_max);
-            let what = format!(
-                "{step} is less than engine.sequences-max {sequences}: each decodes one token a step"
-            );
+            let what = format!("{step} is less than engine.sequences-max {sequences}: each decodes one token a step");
             self.add("engine.step-tokens-max", what);
         }
     }
 
     fn rounds(&mut self, config: &Config) {
         let rounds = &config.rounds;
-        let (least, busy, heartbeat) = (
-            rounds.round_interval_ms_min,
-            rounds.busy_interval_ms,
-            rounds.heartbeat_ms,
-        );
+        let (least, busy, heartbeat) = (rounds.round_interval_ms_min, rounds.busy_interval_ms, rounds.heartbeat_ms);
         self.range("rounds.round-interval-ms-min", least, 1..=60_000, "");
         self.range("rounds.heartbeat-ms", heartbeat, 1..=60_000, "");
         if busy < least {
-            self.add(
-                "rounds.busy-interval-ms",
-                format!("{busy} is less than round-interval-ms-min {least}"),
-            );
+            self.add("rounds.busy-interval-ms", format!("{busy} is less than round-interval-ms-min {least}"));
         }
         if heartbeat < busy {
-            self.add(
-                "rounds.heartbeat-ms",
-                format!("{heartbeat} is less than busy-interval-ms {busy}"),
-            );
+            self.add("rounds.heartbeat-ms", format!("{heartbeat} is less than busy-interval-ms {busy}"));
         }
     }
 
     fn limits(&mut self, config: &Config) {
         let limits = &config.limits;
-        self.range(
-            "limits.backlog-requests-max",
-            limits.backlog_requests_max,
-            1..=1 << 20,
-            "",
-        );
-        self.range(
-            "limits.backlog-tokens-max",
-            limits.backlog_tokens_max,
-            1..=1 << 40,
-            "",
-        );
-        self.range(
-            "limits.announced-requests-max",
-            limits.announced_requests_max,
-            ANNOUNCED,
-            "",
-        );
+        self.range("limits.backlog-requests-max", limits.backlog_requests_max, 1..=1 << 20, "");
+        self.range("limits.backlog-tokens-max", limits.backlog_tokens_max, 1..=1 << 40, "");
+        self.range("limits.announced-requests-max", limits.announced_requests_max, ANNOUNCED, "");
         self.range("limits.attempts-max", limits.attempts_max, 1..=100, "");
-        for (key, wait) in [
-            ("limits.announce-wait", limits.announce_wait),
-            ("limits.prompt-wait", limits.prompt_wait),
-        ] {
+        for (key, wait) in [("limits.announce-wait", limits.announce_wait), ("limits.prompt-wait", limits.prompt_wait)]
+        {
             if wait.as_millis() == 0 {
                 self.add(key, format!("{wait} is less than 1ms"));
             }
@@ -203,18 +135,12 @@ impl Problems {
     fn telemetry(&mut self, config: &Config) {
         let telemetry = &config.telemetry;
         if let Err(e) = tracing_subscriber::EnvFilter::try_new(&telemetry.log) {
-            self.add(
-                "telemetry.log",
-                format!("{:?} is not a log filter: {e}", telemetry.log),
-            );
+            self.add("telemetry.log", format!("{:?} is not a log filter: {e}", telemetry.log));
         }
         if let Some(otlp) = &telemetry.otlp
             && otlp.strip_prefix("http://").is_none_or(str::is_empty)
         {
-            self.add(
-                "telemetry.otlp",
-                format!("{otlp:?} is not an address such as \"http://127.0.0.1:4317\""),
-            );
+            self.add("telemetry.otlp", format!("{otlp:?} is not an address such as \"http://127.0.0.1:4317\""));
         }
     }
 }
@@ -225,12 +151,8 @@ pub fn keys_of_file(config: &Config) -> Result<Vec<String>, Problem> {
         return Ok(Vec::new());
     };
     let problem = |what: String| Problem::new("api.keys-file", what);
-    let text =
-        std::fs::read_to_string(path).map_err(|e| problem(format!("cannot read {path:?}: {e}")))?;
-    let lines = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let text = std::fs::read_to_string(path).map_err(|e| problem(format!("cannot read {path:?}: {e}")))?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let keys: Vec<String> = lines.map(str::to_owned).collect();
     if keys.is_empty() {
         return Err(problem(format!("{path:?} holds no key")));

@@ -13,7 +13,9 @@ pub enum Key {
 /// How the text of an environment variable becomes a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    Boolean,
     Integer,
+    Number,
     Text,
     /// Separated by commas.
     List,
@@ -26,10 +28,7 @@ impl Key {
     }
 
     fn read(schema: &Value, root: &Value) -> Self {
-        if let Some(name) = schema["$ref"]
-            .as_str()
-            .and_then(|r| r.strip_prefix("#/$defs/"))
-        {
+        if let Some(name) = schema["$ref"].as_str().and_then(|r| r.strip_prefix("#/$defs/")) {
             return Self::read(&root["$defs"][name], root);
         }
         // `Option` of a named type: the named type, or null.
@@ -37,19 +36,14 @@ impl Key {
             return Self::read(first, root);
         }
         if let Some(properties) = schema["properties"].as_object() {
-            return Self::Table(
-                properties
-                    .iter()
-                    .map(|(k, v)| (k.clone(), Self::read(v, root)))
-                    .collect(),
-            );
+            return Self::Table(properties.iter().map(|(k, v)| (k.clone(), Self::read(v, root))).collect());
         }
         // `Option` of a plain type lists the type before null.
-        let kind = schema["type"]
-            .as_str()
-            .or_else(|| schema["type"][0].as_str());
+        let kind = schema["type"].as_str().or_else(|| schema["type"][0].as_str());
         Self::Value(match kind {
+            Some("boolean") => Kind::Boolean,
             Some("integer") => Kind::Integer,
+            Some("number") => Kind::Number,
             Some("array") => Kind::List,
             _ => Kind::Text,
         })
@@ -87,44 +81,26 @@ impl Key {
             known.extend(tables.keys().cloned());
         }
         let near = || {
-            let near = known
-                .iter()
-                .map(|k| (strsim::osa_distance(k, path), k))
-                .min();
+            let near = known.iter().map(|k| (strsim::osa_distance(k, path), k)).min();
             // One slip for short words, a third of longer ones.
-            near.filter(|(distance, _)| *distance <= (path.len() / 3).max(1))
-                .map(|(_, k)| k)
+            near.filter(|(distance, _)| *distance <= (path.len() / 3).max(1)).map(|(_, k)| k)
         };
         let (table, last) = path.rsplit_once('.').unwrap_or(("", path));
         let moved = || known.iter().find(|k| k.rsplit('.').next() == Some(last));
         // A key in a table that exists was rather put there by mistake than misspelt.
-        let table_exists = known
-            .iter()
-            .any(|k| k.rsplit_once('.').is_some_and(|(t, _)| t == table));
-        let nearest = if table_exists {
-            moved().or_else(near)
-        } else {
-            near().or_else(moved)
-        };
+        let table_exists = known.iter().any(|k| k.rsplit_once('.').is_some_and(|(t, _)| t == table));
+        let nearest = if table_exists { moved().or_else(near) } else { near().or_else(moved) };
         nearest.cloned()
     }
 }
 
 pub fn join(path: &str, name: &str) -> String {
-    if path.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{path}.{name}")
-    }
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
 /// The environment variable of a key.
 pub fn variable(path: &str) -> String {
-    format!(
-        "{}{}",
-        super::load::ENV_PREFIX,
-        path.to_uppercase().replace('-', "_").replace('.', "__")
-    )
+    format!("{}{}", super::load::ENV_PREFIX, path.to_uppercase().replace('-', "_").replace('.', "__"))
 }
 
 #[cfg(test)]
@@ -143,16 +119,15 @@ mod tests {
         assert_eq!(kind("api.keys-file"), Kind::Text);
         assert_eq!(kind("engine.threads"), Kind::Integer);
         assert_eq!(kind("engine.kind"), Kind::Text);
+        assert_eq!(kind("placement.strict-affinity"), Kind::Boolean);
+        assert_eq!(kind("placement.load-weight"), Kind::Number);
         assert_eq!(kind("engine.timed.decode-per-step"), Kind::Text);
     }
 
     #[test]
     fn the_nearest_key_is_named() {
         let root = Key::root();
-        assert_eq!(
-            root.nearest("api.body-limt").as_deref(),
-            Some("api.body-limit")
-        );
+        assert_eq!(root.nearest("api.body-limt").as_deref(), Some("api.body-limit"));
         assert_eq!(root.nearest("engin").as_deref(), Some("engine"));
         assert_eq!(root.nearest("node.listen").as_deref(), Some("admin.listen"));
         assert_eq!(root.nearest("colour.of-the-bikeshed"), None);

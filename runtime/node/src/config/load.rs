@@ -26,10 +26,7 @@ pub struct Sources {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read configuration {path:?}: {source}")]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     #[error("configuration {path:?} is not TOML: {message}")]
     Syntax { path: PathBuf, message: String },
     #[error("{}", .0.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n"))]
@@ -47,18 +44,11 @@ pub struct Problem {
 
 impl Problem {
     pub fn new(key: impl Into<String>, what: impl Into<String>) -> Self {
-        Self {
-            key: key.into(),
-            what: what.into(),
-            origin: None,
-        }
+        Self { key: key.into(), what: what.into(), origin: None }
     }
 
     fn at(self, origin: &Origin) -> Self {
-        Self {
-            origin: Some(origin.clone()),
-            ..self
-        }
+        Self { origin: Some(origin.clone()), ..self }
     }
 }
 
@@ -99,9 +89,7 @@ pub fn set(table: &mut Table, path: &str, value: impl Into<Value>) {
             table.insert(path.to_owned(), value.into());
         }
         Some((first, rest)) => {
-            let below = table
-                .entry(first)
-                .or_insert_with(|| Value::Table(Table::new()));
+            let below = table.entry(first).or_insert_with(|| Value::Table(Table::new()));
             if let Value::Table(below) = below {
                 set(below, rest, value);
             }
@@ -130,15 +118,11 @@ impl Config {
 }
 
 fn read(path: &Path) -> Result<Table, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    text.parse().map_err(|e: toml::de::Error| ConfigError::Syntax {
         path: path.into(),
-        source,
-    })?;
-    text.parse()
-        .map_err(|e: toml::de::Error| ConfigError::Syntax {
-            path: path.into(),
-            message: e.to_string().trim_end().to_owned(),
-        })
+        message: e.to_string().trim_end().to_owned(),
+    })
 }
 
 struct Layers {
@@ -150,12 +134,7 @@ struct Layers {
 
 impl Layers {
     fn new() -> Self {
-        Self {
-            keys: Key::root(),
-            merged: Table::new(),
-            origins: BTreeMap::new(),
-            problems: Vec::new(),
-        }
+        Self { keys: Key::root(), merged: Table::new(), origins: BTreeMap::new(), problems: Vec::new() }
     }
 
     fn add(&mut self, layer: &Table, origin: &Origin) {
@@ -175,21 +154,13 @@ impl Layers {
         (self.keys, self.merged) = (keys, merged);
     }
 
-    fn merge(
-        &mut self,
-        keys: &Key,
-        merged: &mut Table,
-        layer: &Table,
-        (path, origin): (&str, &Origin),
-    ) {
+    fn merge(&mut self, keys: &Key, merged: &mut Table, layer: &Table, (path, origin): (&str, &Origin)) {
         for (name, value) in layer {
             let path = join(path, name);
             match (keys.get(name), value) {
                 (None, _) => self.problems.push(self.unknown(&path).at(origin)),
                 (Some(key @ Key::Table(_)), Value::Table(layer)) => {
-                    let below = merged
-                        .entry(name)
-                        .or_insert_with(|| Value::Table(Table::new()));
+                    let below = merged.entry(name).or_insert_with(|| Value::Table(Table::new()));
                     if let Value::Table(below) = below {
                         self.merge(key, below, layer, (&path, origin));
                     }
@@ -209,22 +180,13 @@ impl Layers {
     fn unknown(&self, path: &str) -> Problem {
         // `merge` borrows the tree; rebuilding it costs little and happens only on an error.
         let nearest = Key::root().nearest(path);
-        Problem::new(
-            path,
-            nearest.map_or("unknown key".into(), |n| {
-                format!("unknown key; did you mean {n}?")
-            }),
-        )
+        Problem::new(path, nearest.map_or("unknown key".into(), |n| format!("unknown key; did you mean {n}?")))
     }
 
     fn refuse_secrets(&mut self, file: &Table, path: &Path) {
         if file.get("api").and_then(|api| api.get("keys")).is_some() {
-            let what = format!(
-                "secrets are not read from the file; set {} or api.keys-file",
-                variable("api.keys")
-            );
-            self.problems
-                .push(Problem::new("api.keys", what).at(&Origin::File(path.into())));
+            let what = format!("secrets are not read from the file; set {} or api.keys-file", variable("api.keys"));
+            self.problems.push(Problem::new("api.keys", what).at(&Origin::File(path.into())));
         }
     }
 
@@ -237,10 +199,7 @@ impl Layers {
             let Some(name) = name.to_str().filter(|name| name.starts_with(ENV_PREFIX)) else {
                 continue;
             };
-            let path = name[ENV_PREFIX.len()..]
-                .to_lowercase()
-                .replace("__", ".")
-                .replace('_', "-");
+            let path = name[ENV_PREFIX.len()..].to_lowercase().replace("__", ".").replace('_', "-");
             self.add_variable(name, &path, value);
         }
     }
@@ -255,36 +214,14 @@ impl Layers {
             let what = format!("{value:?} is not UTF-8");
             return self.problems.push(Problem::new(path, what).at(&origin));
         };
-        let kind = match path
-            .split('.')
-            .try_fold(&self.keys, |key, name| key.get(name))
-        {
+        let kind = match path.split('.').try_fold(&self.keys, |key, name| key.get(name)) {
             Some(Key::Value(kind)) => *kind,
             // Unknown keys and tables are reported by the merge.
             _ => Kind::Text,
         };
-        let value = match kind {
-            Kind::Text => Value::from(text),
-            Kind::Integer => match text.trim().parse::<i64>() {
-                Ok(n) => Value::from(n),
-                Err(_) => {
-                    let what = format!("{text:?} is not a whole number");
-                    return self.problems.push(Problem::new(path, what).at(&origin));
-                }
-            },
-            Kind::List => {
-                let parts: Vec<&str> = text
-                    .split(',')
-                    .map(str::trim)
-                    .filter(|part| !part.is_empty())
-                    .collect();
-                if parts.is_empty() {
-                    return self
-                        .problems
-                        .push(Problem::new(path, "the list names nothing").at(&origin));
-                }
-                Value::from(parts)
-            }
+        let value = match read_text(kind, text) {
+            Ok(value) => value,
+            Err(what) => return self.problems.push(Problem::new(path, what).at(&origin)),
         };
         let mut layer = Table::new();
         set(&mut layer, path, value);
@@ -310,15 +247,28 @@ impl Layers {
         if problems.is_empty() {
             return Ok(config);
         }
-        Err(ConfigError::Invalid(
-            problems.into_iter().map(|p| self.with_origin(p)).collect(),
-        ))
+        Err(ConfigError::Invalid(problems.into_iter().map(|p| self.with_origin(p)).collect()))
     }
 
     fn with_origin(&self, problem: Problem) -> Problem {
         match self.origins.get(&problem.key) {
             Some(origin) => problem.at(origin),
             None => problem,
+        }
+    }
+}
+
+/// The value that the text of a variable stands for.
+fn read_text(kind: Kind, text: &str) -> Result<Value, String> {
+    let wrong = |what: &str| format!("{text:?} is not {what}");
+    match kind {
+        Kind::Text => Ok(Value::from(text)),
+        Kind::Boolean => text.trim().parse::<bool>().map(Value::from).map_err(|_| wrong("true or false")),
+        Kind::Integer => text.trim().parse::<i64>().map(Value::from).map_err(|_| wrong("a whole number")),
+        Kind::Number => text.trim().parse::<f64>().map(Value::from).map_err(|_| wrong("a number")),
+        Kind::List => {
+            let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+            if parts.is_empty() { Err("the list names nothing".into()) } else { Ok(Value::from(parts)) }
         }
     }
 }

@@ -6,12 +6,14 @@
 mod check;
 mod keys;
 mod load;
+mod placement;
 #[cfg(test)]
 mod tests;
 mod units;
 
 pub use keys::variable;
 pub use load::{ConfigError, Origin, Problem, Sources, set};
+pub use placement::Placement;
 pub use units::{Period, REDACTED, Secret, Size, UnitError};
 
 use schemars::JsonSchema;
@@ -131,28 +133,6 @@ pub struct Ranks {
     pub count: u32,
 }
 
-/// Which rank runs a request.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
-pub struct Placement {
-    /// `conversation`: later turns of a conversation go to the rank that holds their prefix.
-    pub policy: Policy,
-    /// Where the first turn of a conversation goes.
-    pub new_conversations: NewConversations,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Policy {
-    Conversation,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum NewConversations {
-    LeastQueued,
-}
-
 /// When a node takes part in a round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
@@ -216,29 +196,19 @@ const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 impl Default for Node {
     fn default() -> Self {
-        Self {
-            name: "node-0".into(),
-            cluster: "starling".into(),
-        }
+        Self { name: "node-0".into(), cluster: "starling".into() }
     }
 }
 
 impl Default for Api {
     fn default() -> Self {
-        Self {
-            listen: SocketAddr::new(LOOPBACK, 8000),
-            keys: Vec::new(),
-            keys_file: None,
-            body_limit: Size::mib(8),
-        }
+        Self { listen: SocketAddr::new(LOOPBACK, 8000), keys: Vec::new(), keys_file: None, body_limit: Size::mib(8) }
     }
 }
 
 impl Default for Admin {
     fn default() -> Self {
-        Self {
-            listen: SocketAddr::new(LOOPBACK, 8001),
-        }
+        Self { listen: SocketAddr::new(LOOPBACK, 8001) }
     }
 }
 
@@ -272,22 +242,9 @@ impl Default for Ranks {
     }
 }
 
-impl Default for Placement {
-    fn default() -> Self {
-        Self {
-            policy: Policy::Conversation,
-            new_conversations: NewConversations::LeastQueued,
-        }
-    }
-}
-
 impl Default for Rounds {
     fn default() -> Self {
-        Self {
-            round_interval_ms_min: 2,
-            busy_interval_ms: 20,
-            heartbeat_ms: 200,
-        }
+        Self { round_interval_ms_min: 2, busy_interval_ms: 20, heartbeat_ms: 200 }
     }
 }
 
@@ -306,19 +263,13 @@ impl Default for Limits {
 
 impl Default for Drain {
     fn default() -> Self {
-        Self {
-            drain_timeout: Period::secs(300),
-        }
+        Self { drain_timeout: Period::secs(300) }
     }
 }
 
 impl Default for Telemetry {
     fn default() -> Self {
-        Self {
-            log: "info".into(),
-            log_format: LogFormat::Text,
-            otlp: None,
-        }
+        Self { log: "info".into(), log_format: LogFormat::Text, otlp: None }
     }
 }
 
@@ -334,11 +285,7 @@ impl Model {
     pub fn source(&self) -> ModelSource {
         match &self.path {
             Some(path) => ModelSource::Path(path.clone()),
-            None => ModelSource::Named(
-                self.name
-                    .clone()
-                    .unwrap_or_else(|| crate::fetch::SMOLLM2.name.into()),
-            ),
+            None => ModelSource::Named(self.name.clone().unwrap_or_else(|| crate::fetch::SMOLLM2.name.into())),
         }
     }
 
@@ -347,10 +294,9 @@ impl Model {
         let id = self.id.clone();
         id.unwrap_or_else(|| match self.source() {
             ModelSource::Named(name) => name,
-            ModelSource::Path(path) => path.file_stem().map_or_else(
-                || "model".into(),
-                |stem| stem.to_string_lossy().into_owned(),
-            ),
+            ModelSource::Path(path) => {
+                path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
+            }
         })
     }
 }

@@ -10,14 +10,8 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 
 fn load(text: &str, env: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Config, ConfigError> {
     let file = file(text);
-    let mut sources = Sources {
-        file: Some(file.path().into()),
-        ..Sources::default()
-    };
-    sources.env = env
-        .iter()
-        .map(|(name, value)| (OsString::from(name), OsString::from(value)))
-        .collect();
+    let mut sources = Sources { file: Some(file.path().into()), ..Sources::default() };
+    sources.env = env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))).collect();
     for (path, value) in flags {
         set(&mut sources.flags, path, *value);
     }
@@ -31,54 +25,28 @@ fn problems(text: &str) -> Vec<String> {
 
 fn problems_with(text: &str, env: &[(&str, &str)]) -> Vec<String> {
     match load(text, env, &[]) {
-        Err(ConfigError::Invalid(problems)) => problems
-            .into_iter()
-            .map(|p| Problem { origin: None, ..p }.to_string())
-            .collect(),
+        Err(ConfigError::Invalid(problems)) => {
+            problems.into_iter().map(|p| Problem { origin: None, ..p }.to_string()).collect()
+        }
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn nothing_said_means_the_defaults() {
-    assert_eq!(
-        Config::load(&Sources::default()).unwrap(),
-        Config::default()
-    );
-    assert_eq!(
-        load("", &[("STARLING_CONFIG", "x"), ("HOME", "/")], &[]).unwrap(),
-        Config::default()
-    );
+    assert_eq!(Config::load(&Sources::default()).unwrap(), Config::default());
+    assert_eq!(load("", &[("STARLING_CONFIG", "x"), ("HOME", "/")], &[]).unwrap(), Config::default());
 }
 
 #[test]
 fn later_sources_win() {
     let text = "[node]\nname = 'file'\ncluster = 'file'\n[ranks]\ncount = 3\n[engine.timed]\ndecode-per-step = '1ms'";
-    let env = [
-        ("STARLING__NODE__NAME", "env"),
-        ("STARLING__ENGINE__TIMED__DECODE_PER_STEP", "2ms"),
-    ];
+    let env = [("STARLING__NODE__NAME", "env"), ("STARLING__ENGINE__TIMED__DECODE_PER_STEP", "2ms")];
     let config = load(text, &env, &[("engine.timed.prefill-per-token", "3ns")]).unwrap();
-    assert_eq!(
-        (
-            config.node.name.as_str(),
-            config.node.cluster.as_str(),
-            config.ranks.count
-        ),
-        ("env", "file", 3)
-    );
+    assert_eq!((config.node.name.as_str(), config.node.cluster.as_str(), config.ranks.count), ("env", "file", 3));
     assert_eq!(config.engine.timed.decode_per_step, Period::millis(2));
-    assert_eq!(
-        config.engine.timed.prefill_per_token,
-        "3ns".parse().unwrap()
-    );
-    assert_eq!(
-        load(text, &env, &[("node.name", "flag")])
-            .unwrap()
-            .node
-            .name,
-        "flag"
-    );
+    assert_eq!(config.engine.timed.prefill_per_token, "3ns".parse().unwrap());
+    assert_eq!(load(text, &env, &[("node.name", "flag")]).unwrap().node.name, "flag");
 }
 
 #[test]
@@ -94,25 +62,14 @@ fn a_preset_lies_below_the_file() {
 #[test]
 fn the_later_way_to_name_the_model_replaces_the_earlier() {
     let text = "model.path = '/m/tiny.gguf'";
-    assert_eq!(
-        load(text, &[], &[]).unwrap().model.source(),
-        ModelSource::Path("/m/tiny.gguf".into())
-    );
+    assert_eq!(load(text, &[], &[]).unwrap().model.source(), ModelSource::Path("/m/tiny.gguf".into()));
     assert_eq!(load(text, &[], &[]).unwrap().model.id(), "tiny");
     let named = load(text, &[("STARLING__MODEL__NAME", "smollm2")], &[]).unwrap();
     assert_eq!(named.model.source(), ModelSource::Named("smollm2".into()));
-    let flag = load(
-        text,
-        &[("STARLING__MODEL__NAME", "smollm2")],
-        &[("model.path", "/x.gguf")],
-    )
-    .unwrap();
+    let flag = load(text, &[("STARLING__MODEL__NAME", "smollm2")], &[("model.path", "/x.gguf")]).unwrap();
     assert_eq!(flag.model.source(), ModelSource::Path("/x.gguf".into()));
     let both = problems("model.path = '/m'\nmodel.name = 'smollm2'");
-    assert_eq!(
-        both,
-        ["model.path: \"/m\" and model.name \"smollm2\" exclude each other"]
-    );
+    assert_eq!(both, ["model.path: \"/m\" and model.name \"smollm2\" exclude each other"]);
 }
 
 #[test]
@@ -126,177 +83,90 @@ fn unknown_keys_are_refused_with_the_nearest_name() {
             "engine.timed.x-y-z: unknown key",
         ]
     );
-    let error = load("", &[("STARLING__API__LISTN", "x")], &[])
-        .unwrap_err()
-        .to_string();
+    let error = load("", &[("STARLING__API__LISTN", "x")], &[]).unwrap_err().to_string();
     let says = "api.listn: unknown key; did you mean api.listen? (from the environment variable STARLING__API__LISTN)";
     assert_eq!(error, says);
-    assert_eq!(
-        problems("[node]\nbody_limit = 1"),
-        ["node.body_limit: unknown key; did you mean api.body-limit?"]
-    );
+    assert_eq!(problems("[node]\nbody_limit = 1"), ["node.body_limit: unknown key; did you mean api.body-limit?"]);
 }
 
 #[test]
 fn a_wrong_value_is_named_with_its_key_and_origin() {
     let what = problems("[api]\nbody-limit = '12 parsecs'");
-    assert!(
-        what[0].starts_with("api.body-limit: \"12 parsecs\" is not a size"),
-        "{what:?}"
-    );
+    assert!(what[0].starts_with("api.body-limit: \"12 parsecs\" is not a size"), "{what:?}");
     let what = problems("[limits]\nprompt-wait = '5'");
-    assert!(
-        what[0].starts_with("limits.prompt-wait: \"5\" is not a duration"),
-        "{what:?}"
-    );
+    assert!(what[0].starts_with("limits.prompt-wait: \"5\" is not a duration"), "{what:?}");
     let what = problems("[admin]\nlisten = 'localhost:1'");
-    assert!(
-        what[0].starts_with("admin.listen: \"localhost:1\" is not an address and port"),
-        "{what:?}"
-    );
+    assert!(what[0].starts_with("admin.listen: \"localhost:1\" is not an address and port"), "{what:?}");
     let what = problems("[engine]\nkind = 'gpu'");
-    assert_eq!(
-        what,
-        ["engine.kind: unknown variant `gpu`, expected `cpu` or `timed`"]
-    );
+    assert_eq!(what, ["engine.kind: unknown variant `gpu`, expected `cpu` or `timed`"]);
     assert_eq!(problems("engine = 3"), ["engine: 3 is not a table"]);
-    assert!(
-        problems("[ranks]\ncount = -1")[0].starts_with("ranks.count: invalid value: integer `-1`")
-    );
+    assert!(problems("[ranks]\ncount = -1")[0].starts_with("ranks.count: invalid value: integer `-1`"));
     assert!(problems("[ranks]\ncount = []")[0].starts_with("ranks.count: invalid type: sequence"));
 
     let env = [("STARLING__RANKS__COUNT", "two")];
-    assert_eq!(
-        problems_with("", &env),
-        ["ranks.count: \"two\" is not a whole number"]
-    );
-    assert_eq!(
-        problems_with("", &[("STARLING__RANKS", "2")]),
-        ["ranks: \"2\" is not a table"]
-    );
-    let error = load("[ranks]\ncount = 0", &[], &[])
-        .unwrap_err()
-        .to_string();
+    assert_eq!(problems_with("", &env), ["ranks.count: \"two\" is not a whole number"]);
+    assert_eq!(problems_with("", &[("STARLING__RANKS", "2")]), ["ranks: \"2\" is not a table"]);
+    let error = load("[ranks]\ncount = 0", &[], &[]).unwrap_err().to_string();
+    assert!(error.starts_with("ranks.count: 0 is not in 1 to 64 (in "), "{error}");
+}
+
+#[test]
+fn placement_is_checked_by_the_core() {
+    let env = [("STARLING__PLACEMENT__STRICT_AFFINITY", "false"), ("STARLING__PLACEMENT__LOAD_WEIGHT", "0.5")];
+    let config = load("placement.policy = 'kv-aware'", &env, &[]).unwrap();
+    assert_eq!(config.placement.policy, starling_core::placement::Policy::KvAware);
+    assert_eq!((config.placement.strict_affinity, config.placement.load_weight), (false, 0.5));
+    let what = problems("placement.new-conversations = 'anywhere'");
     assert!(
-        error.starts_with("ranks.count: 0 is not in 1 to 64 (in "),
-        "{error}"
+        what[0].starts_with("placement.new-conversations: unknown variant `anywhere`, expected one of"),
+        "{what:?}"
     );
+    let what = problems("placement.load-weight = -1.0");
+    assert_eq!(what, ["placement: load-weight is -1; it must be a finite number that is at least 0"]);
+    let what = problems("placement.polcy = 'balanced'");
+    assert_eq!(what, ["placement.polcy: unknown key; did you mean placement.policy?"]);
+    let env = [("STARLING__PLACEMENT__STRICT_AFFINITY", "maybe")];
+    assert_eq!(problems_with("", &env), ["placement.strict-affinity: \"maybe\" is not true or false"]);
 }
 
 #[test]
 fn a_file_that_is_no_toml_or_not_there_is_named() {
     let error = load("[api\n", &[], &[]).unwrap_err().to_string();
-    assert!(
-        error.contains("is not TOML") && error.contains("line 1"),
-        "{error}"
-    );
-    let sources = Sources {
-        file: Some("/no/such.toml".into()),
-        ..Sources::default()
-    };
+    assert!(error.contains("is not TOML") && error.contains("line 1"), "{error}");
+    let sources = Sources { file: Some("/no/such.toml".into()), ..Sources::default() };
     let error = Config::load(&sources).unwrap_err().to_string();
-    assert!(
-        error.starts_with("cannot read configuration \"/no/such.toml\""),
-        "{error}"
-    );
+    assert!(error.starts_with("cannot read configuration \"/no/such.toml\""), "{error}");
     let mut not_text = tempfile::NamedTempFile::new().unwrap();
     not_text.write_all(b"\xff\xfe").unwrap();
-    let sources = Sources {
-        file: Some(not_text.path().into()),
-        ..Sources::default()
-    };
-    assert!(matches!(
-        Config::load(&sources),
-        Err(ConfigError::Read { .. })
-    ));
+    let sources = Sources { file: Some(not_text.path().into()), ..Sources::default() };
+    assert!(matches!(Config::load(&sources), Err(ConfigError::Read { .. })));
 }
 
 #[test]
 fn values_must_fit_each_other() {
     for (text, says) in [
-        (
-            "node.name = 'a b'",
-            "node.name: \"a b\" is not 1 to 63 letters",
-        ),
-        (
-            "engine.block-tokens = 7",
-            "engine.block-tokens: 7 is not in 8 to 256",
-        ),
-        (
-            "engine.block-tokens = 257",
-            "engine.block-tokens: 257 is not in 8 to 256",
-        ),
-        (
-            "engine.kv-memory = '1KiB'",
-            "engine.kv-memory: 1KiB is less than 1MiB",
-        ),
-        (
-            "engine.threads = 0",
-            "engine.threads: 0 is not in 1 to 1024",
-        ),
-        (
-            "engine.step-tokens-max = 8",
-            "engine.step-tokens-max: 8 is less than engine.sequences-max 64",
-        ),
-        (
-            "admin.listen = '127.0.0.1:8000'",
-            "admin.listen: 127.0.0.1:8000 takes the port of api.listen",
-        ),
-        (
-            "admin.listen = '0.0.0.0:8000'",
-            "admin.listen: 0.0.0.0:8000 takes the port of api.listen",
-        ),
-        (
-            "rounds.heartbeat-ms = 10",
-            "rounds.heartbeat-ms: 10 is less than busy-interval-ms 20",
-        ),
-        (
-            "rounds.busy-interval-ms = 1",
-            "rounds.busy-interval-ms: 1 is less than round-interval-ms-min 2",
-        ),
-        (
-            "limits.attempts-max = 0",
-            "limits.attempts-max: 0 is not in 1 to 100",
-        ),
-        (
-            "limits.announce-wait = '1us'",
-            "limits.announce-wait: 1us is less than 1ms",
-        ),
-        (
-            "model.name = 'gpt-9'",
-            "model.name: \"gpt-9\" is not a known model (smollm2)",
-        ),
-        (
-            "telemetry.log = 'a=b=c'",
-            "telemetry.log: \"a=b=c\" is not a log filter",
-        ),
-        (
-            "telemetry.otlp = 'collector:4317'",
-            "telemetry.otlp: \"collector:4317\" is not an address",
-        ),
-        (
-            "api.body-limit = '2GiB'",
-            "api.body-limit: 2147483648 bytes is not in 1024 to 1073741824",
-        ),
+        ("node.name = 'a b'", "node.name: \"a b\" is not 1 to 63 letters"),
+        ("engine.block-tokens = 7", "engine.block-tokens: 7 is not in 8 to 256"),
+        ("engine.block-tokens = 257", "engine.block-tokens: 257 is not in 8 to 256"),
+        ("engine.kv-memory = '1KiB'", "engine.kv-memory: 1KiB is less than 1MiB"),
+        ("engine.threads = 0", "engine.threads: 0 is not in 1 to 1024"),
+        ("engine.step-tokens-max = 8", "engine.step-tokens-max: 8 is less than engine.sequences-max 64"),
+        ("admin.listen = '127.0.0.1:8000'", "admin.listen: 127.0.0.1:8000 takes the port of api.listen"),
+        ("admin.listen = '0.0.0.0:8000'", "admin.listen: 0.0.0.0:8000 takes the port of api.listen"),
+        ("rounds.heartbeat-ms = 10", "rounds.heartbeat-ms: 10 is less than busy-interval-ms 20"),
+        ("rounds.busy-interval-ms = 1", "rounds.busy-interval-ms: 1 is less than round-interval-ms-min 2"),
+        ("limits.attempts-max = 0", "limits.attempts-max: 0 is not in 1 to 100"),
+        ("limits.announce-wait = '1us'", "limits.announce-wait: 1us is less than 1ms"),
+        ("model.name = 'gpt-9'", "model.name: \"gpt-9\" is not a known model (smollm2)"),
+        ("telemetry.log = 'a=b=c'", "telemetry.log: \"a=b=c\" is not a log filter"),
+        ("telemetry.otlp = 'collector:4317'", "telemetry.otlp: \"collector:4317\" is not an address"),
+        ("api.body-limit = '2GiB'", "api.body-limit: 2147483648 bytes is not in 1024 to 1073741824"),
     ] {
         let found = problems(text);
-        assert!(
-            found.len() == 1 && found[0].starts_with(says),
-            "{text}: {found:?}"
-        );
+        assert!(found.len() == 1 && found[0].starts_with(says), "{text}: {found:?}");
     }
-    assert!(
-        load(
-            "admin.listen = '127.0.0.1:0'\napi.listen = '127.0.0.1:0'",
-            &[],
-            &[]
-        )
-        .is_ok()
-    );
-    assert_eq!(
-        problems("ranks.count = 0\nengine.block-tokens = 1").len(),
-        2
-    );
+    assert!(load("admin.listen = '127.0.0.1:0'\napi.listen = '127.0.0.1:0'", &[], &[]).is_ok());
+    assert_eq!(problems("ranks.count = 0\nengine.block-tokens = 1").len(), 2);
 }
 
 #[test]
@@ -309,19 +179,10 @@ fn keys_come_from_the_environment_or_a_file_and_are_redacted() {
     let printed = config.to_toml() + &format!("{config:?}");
     assert!(!printed.contains("sk-") && printed.contains(REDACTED));
 
-    assert!(
-        problems("api.keys = ['sk-one']")[0]
-            .starts_with("api.keys: secrets are not read from the file")
-    );
+    assert!(problems("api.keys = ['sk-one']")[0].starts_with("api.keys: secrets are not read from the file"));
     let env = [("STARLING__API__KEYS", "sk-one,sk two")];
-    assert_eq!(
-        problems_with("", &env),
-        ["api.keys: key 2 of 2 is not printable ASCII without spaces"]
-    );
-    assert_eq!(
-        problems_with("", &[("STARLING__API__KEYS", " , ")]),
-        ["api.keys: the list names nothing"]
-    );
+    assert_eq!(problems_with("", &env), ["api.keys: key 2 of 2 is not printable ASCII without spaces"]);
+    assert_eq!(problems_with("", &[("STARLING__API__KEYS", " , ")]), ["api.keys: the list names nothing"]);
     let empty = file("# none\n");
     let text = format!("api.keys-file = {:?}", empty.path());
     assert!(problems(&text)[0].ends_with("holds no key"));
@@ -331,24 +192,16 @@ fn keys_come_from_the_environment_or_a_file_and_are_redacted() {
 #[test]
 fn the_common_log_variable_gives_way_to_the_particular_one() {
     let common = ("RUST_LOG", "debug");
-    assert_eq!(
-        load("telemetry.log = 'warn'", &[common], &[])
-            .unwrap()
-            .telemetry
-            .log,
-        "debug"
-    );
+    assert_eq!(load("telemetry.log = 'warn'", &[common], &[]).unwrap().telemetry.log, "debug");
     let both = load("", &[("STARLING__TELEMETRY__LOG", "trace"), common], &[]).unwrap();
     assert_eq!(both.telemetry.log, "trace");
-    assert_eq!(
-        load("", &[("RUST_LOG", "")], &[]).unwrap().telemetry.log,
-        "info"
-    );
+    assert_eq!(load("", &[("RUST_LOG", "")], &[]).unwrap().telemetry.log, "info");
 }
 
 #[test]
 fn what_is_printed_loads_again() {
-    let text = "[model]\npath = '/m.gguf'\n[engine]\nthreads = 3\nkv-memory = '80GiB'\n[telemetry]\notlp = 'http://c:1'";
+    let text =
+        "[model]\npath = '/m.gguf'\n[engine]\nthreads = 3\nkv-memory = '80GiB'\n[telemetry]\notlp = 'http://c:1'";
     let config = load(text, &[], &[]).unwrap();
     let printed = config.to_toml().replace("keys = []\n", "");
     assert_eq!(load(&printed, &[], &[]).unwrap(), config);
@@ -359,15 +212,9 @@ fn what_is_printed_loads_again() {
 fn a_variable_that_is_no_text_is_named() {
     use std::os::unix::ffi::OsStringExt;
     let mut sources = Sources::default();
-    sources.env.push((
-        "STARLING__NODE__NAME".into(),
-        OsString::from_vec(vec![0xff]),
-    ));
+    sources.env.push(("STARLING__NODE__NAME".into(), OsString::from_vec(vec![0xff])));
     let error = Config::load(&sources).unwrap_err().to_string();
-    assert!(
-        error.starts_with("node.name: ") && error.contains("is not UTF-8"),
-        "{error}"
-    );
+    assert!(error.starts_with("node.name: ") && error.contains("is not UTF-8"), "{error}");
 }
 
 proptest::proptest! {

@@ -15,9 +15,7 @@ pub enum UnitError {
         "{0:?} is not a size; write a whole number and a unit, such as \"512MiB\" (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB)"
     )]
     Size(String),
-    #[error(
-        "{0:?} is not a duration; write a whole number and a unit, such as \"250ms\" (ns, us, ms, s, m, h)"
-    )]
+    #[error("{0:?} is not a duration; write a whole number and a unit, such as \"250ms\" (ns, us, ms, s, m, h)")]
     Period(String),
     #[error("{0:?} is larger than 64 bits can hold")]
     TooLarge(String),
@@ -49,23 +47,14 @@ const PERIODS: [(&str, u64); 6] = [
 /// Reads `NUMBER UNIT`; `None` when the text has another form, `Some(None)` when it overflows.
 fn parse(text: &str, units: &[(&str, u64)]) -> Option<Option<u64>> {
     let text = text.trim();
-    let split = text
-        .find(|c: char| !c.is_ascii_digit())
-        .filter(|at| *at > 0)?;
+    let split = text.find(|c: char| !c.is_ascii_digit()).filter(|at| *at > 0)?;
     let (number, unit) = text.split_at(split);
     let (_, factor) = units.iter().find(|(name, _)| *name == unit.trim_start())?;
-    Some(
-        number
-            .parse::<u64>()
-            .ok()
-            .and_then(|n| n.checked_mul(*factor)),
-    )
+    Some(number.parse::<u64>().ok().and_then(|n| n.checked_mul(*factor)))
 }
 
 fn print(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
-    let exact = units
-        .iter()
-        .find(|(_, factor)| value != 0 && value.is_multiple_of(*factor));
+    let exact = units.iter().find(|(_, factor)| value != 0 && value.is_multiple_of(*factor));
     let (unit, factor) = exact.unwrap_or(&units[units.len() - 1]);
     write!(f, "{}{unit}", value / factor)
 }
@@ -89,9 +78,7 @@ impl FromStr for Size {
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let bytes = parse(text, &SIZES).ok_or_else(|| UnitError::Size(text.into()))?;
-        bytes
-            .map(Self)
-            .ok_or_else(|| UnitError::TooLarge(text.into()))
+        bytes.map(Self).ok_or_else(|| UnitError::TooLarge(text.into()))
     }
 }
 
@@ -109,15 +96,11 @@ pub struct Period {
 
 impl Period {
     pub const fn secs(n: u64) -> Self {
-        Self {
-            nanos: n * 1_000_000_000,
-        }
+        Self { nanos: n * 1_000_000_000 }
     }
 
     pub const fn millis(n: u64) -> Self {
-        Self {
-            nanos: n * 1_000_000,
-        }
+        Self { nanos: n * 1_000_000 }
     }
 
     pub const fn micros(n: u64) -> Self {
@@ -142,9 +125,7 @@ impl FromStr for Period {
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let nanos = parse(text, &PERIODS).ok_or_else(|| UnitError::Period(text.into()))?;
-        nanos
-            .map(|nanos| Self { nanos })
-            .ok_or_else(|| UnitError::TooLarge(text.into()))
+        nanos.map(|nanos| Self { nanos }).ok_or_else(|| UnitError::TooLarge(text.into()))
     }
 }
 
@@ -157,11 +138,7 @@ impl fmt::Display for Period {
 /// Reads an address and port, and says what it read when it is none.
 pub fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let wrong = || {
-        D::Error::custom(format!(
-            "{text:?} is not an address and port such as \"127.0.0.1:8000\""
-        ))
-    };
+    let wrong = || D::Error::custom(format!("{text:?} is not an address and port such as \"127.0.0.1:8000\""));
     text.parse().map_err(|_| wrong())
 }
 
@@ -246,18 +223,8 @@ macro_rules! written_as_text {
     };
 }
 
-written_as_text!(
-    Size,
-    "a size such as \"512MiB\"",
-    "^[0-9]+ *([KMGT]i?)?B$",
-    "512MiB"
-);
-written_as_text!(
-    Period,
-    "a duration such as \"250ms\"",
-    "^[0-9]+ *(ns|us|ms|s|m|h)$",
-    "250ms"
-);
+written_as_text!(Size, "a size such as \"512MiB\"", "^[0-9]+ *([KMGT]i?)?B$", "512MiB");
+written_as_text!(Period, "a duration such as \"250ms\"", "^[0-9]+ *(ns|us|ms|s|m|h)$", "250ms");
 
 #[cfg(test)]
 mod tests {
@@ -268,22 +235,10 @@ mod tests {
     fn a_size_is_a_whole_number_and_a_unit() {
         assert_eq!("80GiB".parse(), Ok(Size(80 << 30)));
         assert_eq!(" 12 KB ".parse(), Ok(Size(12_000)));
-        for wrong in [
-            "",
-            "12",
-            "GiB",
-            "-1GiB",
-            "1.5GiB",
-            "12 parsecs",
-            "１GiB",
-            "1GiB1",
-        ] {
+        for wrong in ["", "12", "GiB", "-1GiB", "1.5GiB", "12 parsecs", "１GiB", "1GiB1"] {
             assert_eq!(wrong.parse::<Size>(), Err(UnitError::Size(wrong.into())));
         }
-        assert_eq!(
-            "99999999TiB".parse::<Size>(),
-            Err(UnitError::TooLarge("99999999TiB".into()))
-        );
+        assert_eq!("99999999TiB".parse::<Size>(), Err(UnitError::TooLarge("99999999TiB".into())));
     }
 
     #[test]
@@ -297,10 +252,7 @@ mod tests {
     fn a_secret_is_never_printed() {
         let secret = Secret::new("sk-live-1234");
         assert_eq!(format!("{secret:?}"), REDACTED);
-        assert_eq!(
-            serde_json::to_string(&secret).unwrap(),
-            format!("{REDACTED:?}")
-        );
+        assert_eq!(serde_json::to_string(&secret).unwrap(), format!("{REDACTED:?}"));
     }
 
     proptest! {

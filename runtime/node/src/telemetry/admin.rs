@@ -1,0 +1,79 @@
+//! The admin listener: metrics, probes, and what the actors and the router are doing.
+
+use super::feed::Metrics;
+use super::metrics::Format;
+use crate::api::engine::Health;
+use axum::Router;
+use axum::extract::{RawQuery, State};
+use axum::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use starling_actors::ActorStats;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// Where debugging pages come from; asked by each request.
+pub trait DebugSource: Send + Sync + 'static {
+    fn actors(&self) -> Vec<ActorStats>;
+
+    /// The last decisions of the router with their terms, as plain JSON.
+    fn placement(&self) -> serde_json::Value;
+}
+
+#[derive(Clone)]
+struct Admin {
+    metrics: Arc<Metrics>,
+    debug: Arc<dyn DebugSource>,
+    health: Arc<dyn Health>,
+}
+
+/// `/metrics`, `/debug/actors`, `/debug/placement`, `/livez`, `/readyz` and `/health`.
+pub fn admin_router(metrics: Arc<Metrics>, debug: Arc<dyn DebugSource>, health: Arc<dyn Health>) -> Router {
+    Router::new()
+        .route("/metrics", get(scrape))
+        .route("/debug/actors", get(actors))
+        .route("/debug/placement", get(placement))
+        .route("/livez", get(livez))
+        .route("/health", get(livez))
+        .route("/readyz", get(readyz))
+        .with_state(Admin { metrics, debug, health })
+}
+
+async fn scrape(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+    let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
+    let text = admin.metrics.encode(&admin.debug.actors(), format);
+    ([(CONTENT_TYPE, format.content_type())], text).into_response()
+}
+
+async fn actors(State(admin): State<Admin>) -> Response {
+    axum::Json(admin.debug.actors()).into_response()
+}
+
+async fn placement(State(admin): State<Admin>) -> Response {
+    axum::Json(admin.debug.placement()).into_response()
+}
+
+fn probe(passed: bool, text: String) -> Response {
+    let status = if passed { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, [(CACHE_CONTROL, "no-store")], text).into_response()
+}
+
+async fn livez(State(admin): State<Admin>) -> Response {
+    let alive = admin.health.alive();
+    probe(alive, if alive { "ok\n" } else { "not alive\n" }.to_owned())
+}
+
+/// `?verbose` lists every check; else only what fails is named.
+async fn readyz(State(admin): State<Admin>, RawQuery(query): RawQuery) -> Response {
+    let checks = admin.health.checks();
+    let ready = checks.iter().all(|check| check.passed);
+    let wants_all = query.is_some_and(|query| query.split('&').any(|key| key.split('=').next() == Some("verbose")));
+    let mut text = String::new();
+    for check in checks.iter().filter(|check| wants_all || !check.passed) {
+        let mark = if check.passed { '+' } else { '-' };
+        let _ = writeln!(text, "[{mark}] {}: {}", check.name, check.detail);
+    }
+    text.push_str(if ready { "ready\n" } else { "not ready\n" });
+    probe(ready, text)
+}

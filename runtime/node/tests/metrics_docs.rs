@@ -1,0 +1,220 @@
+//! The list of metrics is what the code registers. `UPDATE_DOCS=1` writes it anew.
+
+use starling::api::metrics::{ApiMetrics, End, Endpoint, Usage};
+use starling::telemetry::metrics::{Described, Format};
+use starling::telemetry::{Identity, Metrics};
+use starling_actors::{ActorKind, ActorState, ActorStats};
+use starling_core::ids::RankId;
+use starling_core::rejection::Rejection;
+use starling_core::{batch, ingress, kv, replica};
+use starling_serving::{IngressReport, Observer, RoundReport};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+const HEAD: &str = "# Metrics
+
+`GET /metrics` on the admin listener, in Prometheus' text format or, if the client accepts it, OpenMetrics. Names that start with
+`vllm:` have the meaning and the buckets they have there, since autoscalers, gateways and dashboards look for them; a node shows
+itself as one engine (`engine=\"0\"`), whatever the number of its ranks, and bounds below 10 ms are added between tokens. A series
+appears with its first value. This page is written from the code.
+
+| name | type | labels | |
+| --- | --- | --- | --- |
+";
+
+fn metrics() -> Metrics {
+    let model = "smollm2".to_owned();
+    Metrics::new(Identity { model, block_tokens: 16, version: "1.2.3", commit: "abc" })
+}
+
+#[test]
+fn the_list_of_metrics_is_current() {
+    let mut page = HEAD.to_owned();
+    for Described { name, kind, labels, help } in metrics().registered().described() {
+        let _ = writeln!(page, "| `{name}` | {kind} | {} | {help} |", labels.join(", "));
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(committed == page, "metrics.md is not current; run this test with UPDATE_DOCS=1");
+}
+
+#[test]
+fn names_follow_the_rules() {
+    let metrics = metrics();
+    let mut seen = std::collections::BTreeSet::new();
+    for Described { name, kind, labels, .. } in metrics.registered().described() {
+        assert!(seen.insert(name.clone()), "{name} is registered twice");
+        assert_eq!(name.ends_with("_total"), *kind == "counter", "{name}");
+        let known = ["vllm:", "starling_", "process_"].iter().any(|prefix| name.starts_with(prefix));
+        assert!(known && !name.contains("_total_total"), "{name}");
+        assert_eq!(name.starts_with("vllm:"), labels.contains(&"model_name"), "{name}");
+    }
+}
+
+/// One sample: its name, its labels and its value.
+type Sample = (String, BTreeMap<String, String>, f64);
+
+/// Reads the text format strictly enough to find what a scraper would refuse.
+fn parse(text: &str) -> (BTreeMap<String, String>, Vec<Sample>) {
+    let mut types = BTreeMap::new();
+    let mut samples = Vec::new();
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            types.insert(name.to_owned(), kind.to_owned());
+        } else if !line.starts_with('#') {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+            let labels = labels.strip_suffix('}').unwrap();
+            let pairs = labels.split_terminator(',').map(|pair| {
+                let (key, value) = pair.split_once('=').unwrap();
+                let value = value.strip_prefix('"').and_then(|v| v.strip_suffix('"')).unwrap();
+                (key.to_owned(), value.to_owned())
+            });
+            samples.push((name.to_owned(), pairs.collect(), value.parse().unwrap()));
+        }
+    }
+    (types, samples)
+}
+
+fn value(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
+    let fits = |(n, l, _): &&Sample| n == name && labels.iter().all(|(k, v)| l.get(*k).is_some_and(|have| have == v));
+    let found: Vec<_> = samples.iter().filter(fits).collect();
+    assert_eq!(found.len(), 1, "{name} {labels:?}: {found:?}");
+    found[0].2
+}
+
+fn ended(status: u16, error: Option<&'static str>) -> End {
+    End { status, error, elapsed: Duration::from_millis(700), streamed: true }
+}
+
+/// Reports one of everything.
+fn feed(metrics: &Metrics) -> Vec<ActorStats> {
+    let batch = batch::Stats {
+        waiting: 1,
+        running: 2,
+        preemptions: 3,
+        cancels: 4,
+        cancel_steps: 2,
+        cancel_steps_max: 1,
+        produced_tokens: 50,
+        ..batch::Stats::default()
+    };
+    let kv = kv::Stats {
+        blocks_total: 100,
+        blocks_free: 60,
+        blocks_reusable: 15,
+        blocks_held: 25,
+        query_tokens: 80,
+        hit_tokens: 40,
+        evicted_blocks: 7,
+        ..kv::Stats::default()
+    };
+    metrics.rank(RankId(0), &batch, &kv);
+    metrics.rank(RankId(1), &batch, &kv);
+    metrics.step(RankId(0), 33, Duration::from_millis(3));
+    let faults = replica::Faults { entries_ignored: 1, ..replica::Faults::default() };
+    let apply = Duration::from_micros(40);
+    metrics.round(&RoundReport { round: 9, waiting: 5, requests: 8, apply, faults });
+    metrics.placed("bound", Duration::from_millis(1));
+    metrics.placed("overflow", Duration::from_millis(1));
+    metrics.rejected(&Rejection::Draining);
+    let counts = ingress::Counts { frames_fenced: 2, ..ingress::Counts::default() };
+    metrics.ingress(&IngressReport { open: 9, backlog: 3, counts });
+    metrics.fenced(RankId(0));
+    metrics.lost(RankId(0), 2);
+    metrics.conversation_keyless();
+    metrics.actor_handled("router", 0.001);
+    metrics.actor_restarted("router");
+    metrics.actor_failed("router");
+    for _ in 0..3 {
+        metrics.started(Endpoint::Chat);
+    }
+    metrics.first_token(Duration::from_millis(30));
+    metrics.next_tokens(Duration::from_millis(8), 4);
+    metrics.generated(&Usage { prompt_tokens: 20, cached_tokens: 16, generated_tokens: 5, finish: None });
+    metrics.ended(Endpoint::Chat, &ended(200, None));
+    metrics.ended(Endpoint::Chat, &ended(503, Some("draining")));
+    vec![ActorStats {
+        name: "router".into(),
+        kind: ActorKind::Actor,
+        level: 2,
+        state: ActorState::Running,
+        depth: 6,
+        mailbox_messages_max: None,
+        handled: 1,
+        restarts: 0,
+        failures: 0,
+        uptime: Duration::ZERO,
+    }]
+}
+
+#[test]
+fn a_scrape_holds_every_documented_metric() {
+    let metrics = metrics();
+    let actors = feed(&metrics);
+    for format in [Format::Prometheus, Format::OpenMetrics] {
+        let text = metrics.encode(&actors, format);
+        let (types, samples) = parse(&text);
+        for Described { name, kind, labels, .. } in metrics.registered().described() {
+            let family = if format == Format::OpenMetrics { name.trim_end_matches("_total") } else { name };
+            assert_eq!(types.get(family).map(String::as_str), Some(*kind), "{name}");
+            let sample = if *kind == "histogram" { format!("{name}_count") } else { name.clone() };
+            let (_, found, _) = samples.iter().find(|(n, ..)| *n == sample).unwrap_or_else(|| panic!("no {sample}"));
+            assert!(labels.iter().all(|label| found.contains_key(*label)), "{name} {found:?}");
+        }
+        assert_eq!(text.ends_with("# EOF\n"), format == Format::OpenMetrics);
+    }
+}
+
+#[test]
+fn reports_add_up() {
+    let metrics = metrics();
+    let actors = feed(&metrics);
+    let text = metrics.encode(&actors, Format::Prometheus);
+    let (_, samples) = parse(&text);
+    let value = |name, labels: &[(&str, &str)]| value(&samples, name, labels);
+    // Two ranks, five in the queue, three in the backlog.
+    assert_eq!(value("vllm:num_requests_running", &[("model_name", "smollm2"), ("engine", "0")]), 4.0);
+    assert_eq!(value("vllm:num_requests_waiting", &[]), 10.0);
+    assert_eq!(value("vllm:kv_cache_usage_perc", &[]), 0.25);
+    assert_eq!(value("vllm:cache_config_info", &[("block_size", "16"), ("num_gpu_blocks", "200")]), 1.0);
+    assert_eq!(value("vllm:generation_tokens_total", &[]), 100.0);
+    assert_eq!(value("vllm:prefix_cache_queries_total", &[]), 160.0);
+    assert_eq!(value("vllm:prefix_cache_hits_total", &[]), 80.0);
+    assert_eq!(value("vllm:request_success_total", &[("finished_reason", "abort")]), 1.0);
+    assert_eq!(value("vllm:inter_token_latency_seconds_count", &[]), 4.0);
+    assert_eq!(value("vllm:inter_token_latency_seconds_bucket", &[("le", "0.001")]), 0.0);
+    assert_eq!(value("vllm:inter_token_latency_seconds_bucket", &[("le", "0.0025")]), 4.0);
+    assert_eq!(value("vllm:e2e_request_latency_seconds_count", &[]), 1.0);
+    let blocks =
+        ["free", "reusable", "held"].map(|state| value("starling_kv_blocks", &[("rank", "1"), ("state", state)]));
+    assert_eq!(blocks.iter().sum::<f64>(), value("starling_kv_pool_blocks", &[("rank", "1")]));
+    assert_eq!(value("starling_cancels_total", &[]), 8.0);
+    assert_eq!(value("starling_cancel_steps_max", &[]), 1.0);
+    assert_eq!(value("starling_placements_total", &[("why", "overflow")]), 1.0);
+    assert_eq!(value("starling_conversation_lost_rank_total", &[]), 1.0);
+    assert_eq!(value("starling_admission_rejections_total", &[("reason", "draining")]), 1.0);
+    assert_eq!(value("starling_fenced_total", &[]), 3.0);
+    assert_eq!(value("starling_http_open_requests", &[("endpoint", "chat")]), 1.0);
+    assert_eq!(value("starling_http_errors_total", &[("error", "draining")]), 1.0);
+    assert_eq!(value("starling_actor_mailbox_depth", &[("actor", "router")]), 6.0);
+    assert!(value("process_resident_memory_bytes", &[]) > 1e6);
+}
+
+#[test]
+fn a_restarted_rank_starts_over_and_its_counters_go_on() {
+    let metrics = metrics();
+    let kv = kv::Stats::default();
+    for produced_tokens in [10, 25, 25, 4, 6] {
+        let batch = batch::Stats { produced_tokens, ..batch::Stats::default() };
+        metrics.rank(RankId(0), &batch, &kv);
+    }
+    let (_, samples) = parse(&metrics.encode(&[], Format::Prometheus));
+    assert_eq!(value(&samples, "vllm:generation_tokens_total", &[]), 31.0);
+}
