@@ -7,10 +7,14 @@ use starling_core::ids::TokenId;
 use starling_core::ingress::{self, Ticket};
 use starling_core::rejection::Rejection;
 use starling_core::request::Finish;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::{Instant, Sleep, sleep};
 
 /// How long a stream looks for an ingress that is being restarted, and how often.
 const INGRESS_WAIT: Duration = Duration::from_secs(10);
@@ -25,8 +29,20 @@ pub struct TokenStream {
     tickets: Arc<AtomicU64>,
     submission: Submission,
     produced: Vec<TokenId>,
-    open: Option<Open>,
+    state: State,
     ended: bool,
+}
+
+enum State {
+    Open(Open),
+    /// The ingress is down: try again until it is back.
+    Looking { until: Instant, retry: Option<Pin<Box<Sleep>>> },
+}
+
+impl State {
+    fn looking() -> Self {
+        Self::Looking { until: Instant::now() + INGRESS_WAIT, retry: None }
+    }
 }
 
 struct Open {
@@ -36,7 +52,7 @@ struct Open {
 
 impl TokenStream {
     pub(crate) fn new(ingress: Address<Message>, tickets: Arc<AtomicU64>, submission: Submission) -> Self {
-        let mut stream = Self { ingress, tickets, submission, produced: Vec::new(), open: None, ended: false };
+        let mut stream = Self { ingress, tickets, submission, produced: Vec::new(), state: State::looking(), ended: false };
         // If the ingress is down just now, `next` tries again.
         stream.submit();
         stream
@@ -44,20 +60,35 @@ impl TokenStream {
 
     /// The next event; `None` after `Ended` or `Failed`.
     pub async fn next(&mut self) -> Option<StreamEvent> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// As [`next`](Self::next), for callers that poll.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
         if self.ended {
-            return None;
+            return Poll::Ready(None);
         }
         loop {
-            if let Some(open) = &mut self.open {
-                match open.events.recv().await {
-                    Some(event) => return Some(self.note(event)),
+            match &mut self.state {
+                State::Open(open) => match ready!(open.events.poll_recv(context)) {
+                    Some(event) => return Poll::Ready(Some(self.note(event))),
                     // The ingress died with its end of the channel.
-                    None => self.open = None,
+                    None => self.state = State::looking(),
+                },
+                State::Looking { until, retry } => {
+                    let until = *until;
+                    if let Some(sleep) = retry {
+                        ready!(sleep.as_mut().poll(context));
+                    }
+                    if self.submit() {
+                        continue;
+                    }
+                    if Instant::now() >= until {
+                        self.ended = true;
+                        return Poll::Ready(Some(StreamEvent::Failed(Rejection::ShuttingDown)));
+                    }
+                    self.state = State::Looking { until, retry: Some(Box::pin(sleep(INGRESS_RETRY))) };
                 }
-            }
-            if !self.resubmit().await {
-                self.ended = true;
-                return Some(StreamEvent::Failed(Rejection::ShuttingDown));
             }
         }
     }
@@ -74,17 +105,6 @@ impl TokenStream {
             StreamEvent::Placed(_) => {}
         }
         event
-    }
-
-    async fn resubmit(&mut self) -> bool {
-        let until = tokio::time::Instant::now() + INGRESS_WAIT;
-        while !self.submit() {
-            if tokio::time::Instant::now() >= until {
-                return false;
-            }
-            tokio::time::sleep(INGRESS_RETRY).await;
-        }
-        true
     }
 
     fn submit(&mut self) -> bool {
@@ -105,16 +125,15 @@ impl TokenStream {
         let message = Message::Submit { submission: Box::new(submission), events: sender };
         let sent = self.ingress.tell(self.submission.trace, message).is_ok();
         if sent {
-            self.open = Some(Open { ticket, events });
+            self.state = State::Open(Open { ticket, events });
         }
         sent
     }
 
     fn leave(&mut self, message: impl Fn(Ticket) -> Message) {
-        if let Some(open) = self.open.take()
-            && !self.ended
+        if let State::Open(open) = &self.state
+            && !std::mem::replace(&mut self.ended, true)
         {
-            self.ended = true;
             // An ingress that is down has forgotten the request already.
             let _ = self.ingress.tell(self.submission.trace, message(open.ticket));
         }

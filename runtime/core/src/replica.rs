@@ -197,7 +197,11 @@ impl Replica {
             }
             Entry::Resume { key, attempt, produced } => self.resume(from, (*key, *attempt), *produced, out),
             Entry::Finished(attempt) => {
-                let rank = self.placed_on(*attempt).filter(|rank| self.ranks[*rank].member == from)?;
+                // A request that its ingress ended first has nothing to free.
+                let Some(rank) = self.placed_on(*attempt) else { return Some(()) };
+                if self.ranks[rank].member != from {
+                    return None;
+                }
                 self.release(attempt.key, rank);
                 self.requests.change(attempt.key, |r| r.state = std::mem::take(&mut r.state).closed());
                 Some(())
@@ -252,8 +256,10 @@ impl Replica {
 
     /// The attempt is gone with its KV: the request is held until its ingress resumes it, or given up.
     fn lost(&mut self, from: Incarnation, attempt: AttemptKey, out: &mut Vec<Decision>) -> Option<()> {
-        let request = self.requests.get(attempt.key).filter(|r| r.attempt == attempt.attempt)?;
-        let rank = request.state.rank().and_then(|id| self.index_of(id))?;
+        let current = self.requests.get(attempt.key).filter(|r| r.attempt == attempt.attempt);
+        let placed = current.and_then(|r| Some((self.index_of(r.state.rank()?)?, r)));
+        // What is over already cannot be lost.
+        let Some((rank, request)) = placed else { return Some(()) };
         if self.ranks[rank].member != from {
             return None;
         }
