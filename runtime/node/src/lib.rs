@@ -1,4 +1,5 @@
 pub mod api;
+pub mod cli;
 pub mod config;
 pub mod fetch;
 pub mod telemetry;

@@ -65,11 +65,14 @@ pub struct Described {
     pub help: &'static str,
 }
 
+/// Keys and values of one series.
+type Labels<const N: usize> = [(&'static str, String); N];
+
 /// The series of one metric, by the values of its labels.
 #[derive(Clone, Debug)]
 pub struct Labelled<M, const N: usize> {
     keys: [&'static str; N],
-    family: Family<[(&'static str, String); N], M, fn() -> M>,
+    family: Family<Labels<N>, M, fn() -> M>,
 }
 
 impl<M: Clone, const N: usize> Labelled<M, N> {
@@ -281,7 +284,7 @@ impl Registrar {
         help: &'static str,
     ) -> Labelled<M, N>
     where
-        Family<[(&'static str, String); N], M, fn() -> M>: Metric + Clone,
+        Family<Labels<N>, M, fn() -> M>: Metric + Clone,
     {
         let family = Family::new_with_constructor(make);
         let is_shared = name.starts_with("vllm:");
