@@ -158,7 +158,8 @@ class Stream:
         place = urlsplit(server.base)
         self.connection = http.client.HTTPConnection(place.hostname, place.port, timeout=LIMIT_S)
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": tokens, "stream": True}
-        body["model"] = json.loads(get(f"{server.base}/v1/models")[1])["data"][0]["id"]
+        self.model = json.loads(get(f"{server.base}/v1/models")[1])["data"][0]["id"]
+        body["model"] = self.model
         self.connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
         self.response = self.connection.getresponse()
 
@@ -184,11 +185,12 @@ def a_term_signal_drains_and_exits_with_zero():
         stream = Stream(server, 100).until_first_piece()
         server.signal(signal.SIGTERM)
         wait_until_not_ready(server)
+        equal(get(f"{server.admin}/livez")[0], 200, "/livez meanwhile")
         # Refused while it drains, either with an answer that says when to come back or by a closed port.
         place = urlsplit(server.base)
         late = http.client.HTTPConnection(place.hostname, place.port, timeout=LIMIT_S)
         try:
-            body = json.dumps({"model": "x", "messages": [{"role": "user", "content": "late"}]})
+            body = json.dumps({"model": stream.model, "messages": [{"role": "user", "content": "late"}]})
             late.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
             answer = late.getresponse()
             equal(answer.status, 503, "status of a late request")

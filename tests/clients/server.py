@@ -154,9 +154,9 @@ def nothing_is_held(admin):
     metrics = Metrics(admin)
     if metrics.sum("starling_kv_blocks", state="held") != 0:
         return False
-    ranks = {at["rank"] for at, _ in metrics.values("starling_kv_blocks")}
-    for rank in ranks:
-        unheld = sum(metrics.sum("starling_kv_blocks", rank=rank, state=state) for state in ("free", "reusable"))
-        if unheld != metrics.sum("starling_kv_blocks", rank=rank, state="total"):
+    pools = metrics.values("starling_kv_pool_blocks")
+    for at, total in pools:
+        unheld = [metrics.sum("starling_kv_blocks", rank=at["rank"], state=state) for state in ("free", "reusable")]
+        if sum(unheld) != total:
             return False
-    return True
+    return bool(pools)
