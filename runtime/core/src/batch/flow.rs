@@ -243,11 +243,7 @@ impl Batch {
             self.preempt(order, out);
             return true;
         }
-        if self.waiting.values().any(|waiting| waiting.ask.is_open()) {
-            // Its blocks may be on their way to one that asked earlier.
-            return false;
-        }
-        // Alone, nothing to wait for, and still no room: the pool is not what this planner was told.
+        // Alone, and nothing was released since it asked: the pool is not what this planner was told.
         self.drop_running(order, out);
         self.refuse(order.attempt, Rejection::TooLargeForRank { wanted, total }, out);
         true
@@ -258,17 +254,13 @@ impl Batch {
         let asking = self.waiting.values().filter(|waiting| waiting.ask.is_open()).count();
         let mut slots = (self.config.sequences_max as usize).saturating_sub(self.running.len() + asking);
         let mut hopeless = Vec::new();
-        let mut behind = false;
         for (&order, waiting) in &mut self.waiting {
             let again = match waiting.ask {
                 Ask::Open { again: true, .. } | Ask::Settling => break,
-                Ask::Open { again: false, .. } => {
-                    behind = true;
-                    continue;
-                }
+                Ask::Open { again: false, .. } => continue,
                 Ask::Refused { mark, wanted, available } if mark == self.mark => {
-                    // Nobody holds or asks for a block, so none will come free.
-                    if self.running.is_empty() && asking == 0 && !behind {
+                    // Nobody held a block when it was refused, so none will come free: the pool is too small.
+                    if self.running.is_empty() {
                         hopeless.push((order, wanted, available));
                         continue;
                     }
@@ -281,7 +273,6 @@ impl Batch {
                 break;
             }
             slots -= 1;
-            behind = true;
             waiting.ask = Ask::Open { again, mark: self.mark };
             let (scope, tokens) = (waiting.known.scope, waiting.known.tokens.clone());
             out.push(Effect::Kv(kv::Input::Reserve { attempt: order.attempt, scope, tokens }));

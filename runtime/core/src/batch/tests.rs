@@ -158,6 +158,27 @@ fn an_attempt_that_has_nothing_left_to_produce_ends_at_once() {
     assert_eq!(done(9, &[3], 100), None, "a stop token of the prompt is no end");
     assert_eq!(done(9, &[], 5), Some(Finish::Length));
     assert_eq!(done(3, &[], 100), None);
+    let mut fresh = sequence(1, &[1, 2, 3], 4);
+    fresh.generation.stop_tokens = vec![3];
+    let rank = drained(CONFIG, [fresh]);
+    assert_eq!(rank.streams[&attempt(1, 1)].tokens.len(), 4, "nor is the prompt's last token");
+}
+
+#[test]
+fn blocks_that_came_free_are_asked_for_again() {
+    let mut batch = Batch::new(CONFIG).expect("a good configuration");
+    let (mut out, first, second) = (Vec::new(), attempt(1, 1), attempt(2, 1));
+    batch.handle(0, Input::Admit(sequence(1, &[1; 8], 4)), &mut out);
+    let blocks = vec![BlockId(0), BlockId(1), BlockId(2)];
+    batch.handle(0, Input::Kv(kv::Effect::Reserved { attempt: first, blocks, cached_tokens: 0 }), &mut out);
+    batch.handle(0, Input::Admit(sequence(2, &[2; 3], 4)), &mut out);
+    out.clear();
+    batch.handle(0, Input::Kv(kv::Effect::Exhausted { attempt: second, wanted: 1, available: 0 }), &mut out);
+    assert_eq!(out, [], "there is nothing new to hope for");
+    let scope = Scope { tenant: 1, adapter: None };
+    let again = Effect::Kv(kv::Input::Reserve { attempt: second, scope, tokens: vec![2; 3] });
+    batch.handle(0, Input::Kv(kv::Effect::Freed { blocks: 1 }), &mut out);
+    assert_eq!(out, [again]);
 }
 
 #[test]

@@ -232,7 +232,12 @@ impl Rank {
         }
         for effect in out {
             match effect {
-                Effect::Kv(input) => self.to_kv.push_back(input),
+                Effect::Kv(input) => {
+                    if let kv::Input::Reserve { attempt, .. } | kv::Input::Grow { attempt, .. } = &input {
+                        assert_eq!(self.streams[attempt].end, None, "{attempt} asks for blocks after its end");
+                    }
+                    self.to_kv.push_back(input);
+                }
                 Effect::Emit(frames) => frames.into_iter().for_each(|frame| self.take_frame(frame)),
                 Effect::Refused { attempt, rejection } => self.end(attempt, End::Refused(rejection)),
                 Effect::Ignored(why) => self.ignored.push(why),
@@ -257,6 +262,7 @@ impl Rank {
         assert!(!frame.tokens.is_empty() || frame.finished.is_some());
         stream.tokens.extend(frame.tokens.iter().map(|(token, _)| token));
         stream.cached_tokens.push(frame.cached_tokens);
+        assert_eq!(frame.cached_tokens, stream.cached_tokens[0], "preemption does not change what the prompt reused");
         if let Some(finish) = frame.finished {
             self.end(frame.attempt, End::Finished(finish));
         }
