@@ -30,7 +30,7 @@ mod wakeup;
 
 pub use observer::{IngressReport, NoObserver, Observer, RoundReport};
 pub use router::PlacementDebug;
-pub use serving::{Backends, Readiness, Serving, Settings, SettingsError};
+pub use serving::{Backends, Readiness, Serving, ServingError, Settings, SettingsError};
 pub use stream::{Completion, TokenStream};
 
 use clock::Clock;
@@ -74,4 +74,5 @@ pub(crate) struct Surroundings {
     pub(crate) addresses: Arc<Addresses>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) clock: Clock,
+    pub(crate) pulse: Arc<serving::Pulse>,
 }

@@ -2,7 +2,8 @@
 
 use crate::gpu_worker::RankReport;
 use crate::observer::{Observer, RoundReport};
-use crate::{Addresses, Settings};
+use crate::serving::Pulse;
+use crate::{Addresses, Settings, Surroundings};
 use starling_actors::{Actor, ActorError, Context, Reply};
 use starling_core::ids::{AttemptKey, RankId, Round};
 use starling_core::replica::{Decision, Replica};
@@ -70,14 +71,22 @@ pub struct Router {
     ledgers: Vec<Ledger>,
     addresses: Arc<Addresses>,
     observer: Arc<dyn Observer>,
+    pulse: Arc<Pulse>,
     recent: VecDeque<Decision>,
 }
 
 impl Router {
-    pub fn new(settings: Arc<Settings>, addresses: Arc<Addresses>, observer: Arc<dyn Observer>) -> Self {
-        let ledgers =
-            (0..settings.ranks).map(|_| Ledger { open: BTreeSet::new(), report: RankReport::default() }).collect();
-        Self { settings, replica: None, ledgers, addresses, observer, recent: VecDeque::new() }
+    pub fn new(around: &Surroundings) -> Self {
+        let ledger = |_| Ledger { open: BTreeSet::new(), report: RankReport::default() };
+        Self {
+            settings: Arc::clone(&around.settings),
+            replica: None,
+            ledgers: (0..around.settings.ranks).map(ledger).collect(),
+            addresses: Arc::clone(&around.addresses),
+            observer: Arc::clone(&around.observer),
+            pulse: Arc::clone(&around.pulse),
+            recent: VecDeque::new(),
+        }
     }
 
     fn round(&mut self, context: &Context<'_, Message>, merged: &Merged) -> Result<(), ActorError> {
@@ -93,6 +102,7 @@ impl Router {
             faults: replica.faults(),
         };
         self.observer.round(&report);
+        self.pulse.beat();
         let ended = SystemTime::now();
         if !decisions.is_empty() {
             self.account(&decisions);

@@ -11,14 +11,14 @@ use crate::router::{PlacementDebug, Router};
 use crate::stream::TokenStream;
 use crate::{Addresses, Surroundings, ingress, queue, router};
 use starling_actors::{
-    ActorError, ActorSpec, AskError, Node, StartError, Strategy, SupervisorSpec, TraceContext, Tree,
+    ActorError, ActorSpec, AskError, Node, StartError, Strategy, SupervisorSpec, TraceContext, Tree, TreeExit,
 };
 use starling_core::ids::RankId;
 use starling_core::kv::Manager;
 use starling_core::{batch, ingress as core_ingress, kv, placement, replica, round};
 use starling_gpu::Backend;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Makes the backend of a rank; called again each time the rank starts over.
@@ -114,11 +114,13 @@ pub struct Readiness {
     /// Actors that do not run.
     pub down: Vec<String>,
     pub draining: bool,
+    /// Since the newest round, if that is longer than rounds may take.
+    pub stalled: Option<Duration>,
 }
 
 impl Readiness {
     pub fn is_ready(&self) -> bool {
-        self.down.is_empty() && !self.draining
+        self.down.is_empty() && !self.draining && self.stalled.is_none()
     }
 }
 
@@ -129,12 +131,35 @@ pub struct Serving {
     tree: Tree,
     addresses: Arc<Addresses>,
     tickets: Arc<AtomicU64>,
-    draining: Arc<std::sync::atomic::AtomicBool>,
+    draining: Arc<AtomicBool>,
+    stopped: Arc<AtomicBool>,
+    pulse: Arc<Pulse>,
+}
+
+/// When the router applied its newest round.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    clock: Clock,
+    applied_us: AtomicU64,
+}
+
+impl Pulse {
+    pub(crate) fn beat(&self) {
+        self.applied_us.store(self.clock.now_us(), Ordering::Relaxed);
+    }
+
+    fn age(&self) -> Duration {
+        let applied_us = self.applied_us.load(Ordering::Relaxed);
+        Duration::from_micros(self.clock.now_us().saturating_sub(applied_us))
+    }
 }
 
 /// Restarts of one actor or rank within a minute before its supervisor gives up and its own supervisor decides.
 const RESTARTS_MAX: u32 = 20;
 const RESTARTS_WINDOW: Duration = Duration::from_secs(60);
+
+/// Rounds follow each other by the heartbeat at least (200 ms by default); a machine that is this late serves nobody.
+const ROUND_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// How long an actor's answer to the node is waited for.
 const ASK_DEADLINE: Duration = Duration::from_secs(5);
@@ -152,20 +177,32 @@ impl Serving {
     ) -> Result<Self, ServingError> {
         settings.validate()?;
         let addresses = Arc::new(Addresses::of(node, settings.ranks));
+        let clock = Clock::start();
+        let pulse = Arc::new(Pulse { clock, applied_us: AtomicU64::new(0) });
         let around = Surroundings {
+            pulse: Arc::clone(&pulse),
             settings: Arc::new(settings),
             backends,
             addresses: Arc::clone(&addresses),
             observer,
-            clock: Clock::start(),
+            clock,
         };
         let tree = node.start(tree(&around)).await?;
-        Ok(Self { node: node.clone(), tree, addresses, tickets: Arc::new(AtomicU64::new(1)), draining: Arc::default() })
+        Ok(Self {
+            node: node.clone(),
+            tree,
+            addresses,
+            tickets: Arc::new(AtomicU64::new(1)),
+            draining: Arc::default(),
+            stopped: Arc::default(),
+            pulse,
+        })
     }
 
     /// Hands a request in; its events come by the stream.
     pub fn submit(&self, submission: Submission) -> TokenStream {
-        TokenStream::new(self.addresses.ingress.clone(), Arc::clone(&self.tickets), submission)
+        let shared = (Arc::clone(&self.tickets), Arc::clone(&self.stopped));
+        TokenStream::new(self.addresses.ingress.clone(), shared, submission)
     }
 
     /// Whether requests can be served, from what runs right now.
@@ -183,7 +220,8 @@ impl Serving {
             see(rank.kv.name(), rank.kv.is_running());
             see(rank.worker.name(), rank.worker.is_running());
         }
-        Readiness { down, draining: self.draining.load(Ordering::Relaxed) }
+        let stalled = Some(self.pulse.age()).filter(|age| *age > ROUND_AGE_MAX);
+        Readiness { down, draining: self.draining.load(Ordering::Relaxed), stalled }
     }
 
     /// The newest placements with their terms.
@@ -221,8 +259,14 @@ impl Serving {
 
     /// Stops all actors, in order.
     pub async fn stop(&self, within: Duration) {
+        self.stopped.store(true, Ordering::Relaxed);
         let outcome = self.tree.stop(within).await;
         tracing::info!(?outcome, "serving actors stopped");
+    }
+
+    /// Waits until the tree ends: by `stop`, or because its root gave up.
+    pub async fn exited(&self) -> TreeExit {
+        self.tree.exited().await
     }
 
     pub fn node(&self) -> &Node {
@@ -240,7 +284,7 @@ fn tree(around: &Surroundings) -> SupervisorSpec {
         .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
         .child(ActorSpec::new("router", {
             let a = around.clone();
-            move || Router::new(Arc::clone(&a.settings), Arc::clone(&a.addresses), Arc::clone(&a.observer))
+            move || Router::new(&a)
         }))
         .child(ActorSpec::new("queue", {
             let a = around.clone();

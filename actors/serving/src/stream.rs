@@ -10,7 +10,7 @@ use starling_core::request::Finish;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -27,6 +27,8 @@ const INGRESS_RETRY: Duration = Duration::from_millis(20);
 pub struct TokenStream {
     ingress: Address<Message>,
     tickets: Arc<AtomicU64>,
+    /// Set when the tree is stopped for good: nobody to look for.
+    stopped: Arc<AtomicBool>,
     submission: Submission,
     produced: Vec<TokenId>,
     state: State,
@@ -36,7 +38,10 @@ pub struct TokenStream {
 enum State {
     Open(Open),
     /// The ingress is down: try again until it is back.
-    Looking { until: Instant, retry: Option<Pin<Box<Sleep>>> },
+    Looking {
+        until: Instant,
+        retry: Option<Pin<Box<Sleep>>>,
+    },
 }
 
 impl State {
@@ -51,8 +56,13 @@ struct Open {
 }
 
 impl TokenStream {
-    pub(crate) fn new(ingress: Address<Message>, tickets: Arc<AtomicU64>, submission: Submission) -> Self {
-        let mut stream = Self { ingress, tickets, submission, produced: Vec::new(), state: State::looking(), ended: false };
+    pub(crate) fn new(
+        ingress: Address<Message>,
+        (tickets, stopped): (Arc<AtomicU64>, Arc<AtomicBool>),
+        submission: Submission,
+    ) -> Self {
+        let mut stream =
+            Self { ingress, tickets, stopped, submission, produced: Vec::new(), state: State::looking(), ended: false };
         // If the ingress is down just now, `next` tries again.
         stream.submit();
         stream
@@ -83,7 +93,7 @@ impl TokenStream {
                     if self.submit() {
                         continue;
                     }
-                    if Instant::now() >= until {
+                    if self.stopped.load(Ordering::Relaxed) || Instant::now() >= until {
                         self.ended = true;
                         return Poll::Ready(Some(StreamEvent::Failed(Rejection::ShuttingDown)));
                     }

@@ -1,0 +1,110 @@
+//! The serving actors as the API, the probes and the debugging pages see them.
+
+use crate::api::{self, Check, Engine, Events};
+use crate::telemetry::admin::Placement;
+use crate::telemetry::{DebugSource, Metrics};
+use starling_actors::ActorStats;
+use starling_core::rejection::Rejection;
+use starling_serving::api::{StreamEvent, Submission};
+use starling_serving::{Serving, TokenStream};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// Takes the API's requests to the ingress.
+pub struct ServingEngine {
+    serving: Serving,
+    metrics: Arc<Metrics>,
+}
+
+impl ServingEngine {
+    pub fn new(serving: Serving, metrics: Arc<Metrics>) -> Self {
+        Self { serving, metrics }
+    }
+}
+
+impl Engine for ServingEngine {
+    fn submit(&self, submission: Submission) -> Result<Box<dyn Events>, Rejection> {
+        if self.serving.readiness().draining {
+            return Err(Rejection::Draining);
+        }
+        if submission.conversation.is_none() {
+            self.metrics.conversation_keyless();
+        }
+        Ok(Box::new(Stream(self.serving.submit(submission))))
+    }
+}
+
+struct Stream(TokenStream);
+
+impl Events for Stream {
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
+        self.0.poll_next(context)
+    }
+
+    fn finish(self: Box<Self>) {
+        self.0.finish();
+    }
+}
+
+/// Readiness from what runs right now.
+pub struct Health {
+    serving: Serving,
+    model: String,
+}
+
+impl Health {
+    pub fn new(serving: Serving, model: String) -> Self {
+        Self { serving, model }
+    }
+}
+
+impl api::Health for Health {
+    fn checks(&self) -> Vec<Check> {
+        let readiness = self.serving.readiness();
+        let actors = match readiness.down.as_slice() {
+            [] => "all run".to_owned(),
+            down => format!("down: {}", down.join(", ")),
+        };
+        let rounds = match readiness.stalled {
+            None => "go on".to_owned(),
+            Some(age) => format!("none for {} ms", age.as_millis()),
+        };
+        vec![
+            // The listener opens behind the model, so a probe that is answered finds it loaded.
+            Check { name: "model", passed: true, detail: format!("{} is loaded", self.model) },
+            Check { name: "actors", passed: readiness.down.is_empty(), detail: actors },
+            Check { name: "rounds", passed: readiness.stalled.is_none(), detail: rounds },
+            Check {
+                name: "draining",
+                passed: !readiness.draining,
+                detail: if readiness.draining { "the node is stopping" } else { "no" }.to_owned(),
+            },
+        ]
+    }
+}
+
+/// What the admin listener shows.
+pub struct Debug {
+    serving: Serving,
+}
+
+impl Debug {
+    pub fn new(serving: Serving) -> Self {
+        Self { serving }
+    }
+}
+
+impl DebugSource for Debug {
+    fn actors(&self) -> Vec<ActorStats> {
+        self.serving.node().actors()
+    }
+
+    fn placement(&self) -> Placement<'_> {
+        Box::pin(async {
+            match self.serving.placement_debug().await {
+                Ok(debug) => serde_json::json!(debug),
+                Err(error) => serde_json::json!({ "error": error.to_string() }),
+            }
+        })
+    }
+}

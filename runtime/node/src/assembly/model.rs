@@ -1,0 +1,148 @@
+//! The model of a node: its file, its text side and what runs it.
+
+use crate::api::ModelCard;
+use crate::config::{Config, EngineKind, ModelSource};
+use crate::fetch::{self, FetchError};
+use crate::text::{TextError, TextModel};
+use starling_actors::ActorError;
+use starling_core::ids::{RankId, TokenId};
+use starling_gpu::Backend;
+use starling_gpu::check::Bounds;
+use starling_gpu::cpu::{CpuBackend, CpuConfig};
+use starling_gpu::gguf::{Gguf, ModelError};
+use starling_gpu::llama::{Model, ModelConfig};
+use starling_gpu::timed::{TimedBackend, TimedConfig};
+use starling_serving::Backends;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Why a model cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error("{path}: {error}", path = path.display())]
+    Text { path: PathBuf, error: TextError },
+    #[error(
+        "too little memory for one sequence: engine.kv-memory {memory} bytes are {tokens} tokens of KV, one sequence may have {context} (a block of {block_tokens} tokens takes {block_bytes} bytes)"
+    )]
+    KvMemory { memory: u64, tokens: u64, context: u32, block_tokens: u32, block_bytes: u64 },
+    #[error("loading was interrupted: {0}")]
+    Interrupted(String),
+}
+
+/// A model, ready to run.
+pub struct Loaded {
+    pub text: Arc<TextModel>,
+    sizes: ModelConfig,
+    block_bytes: u64,
+    owned_by: String,
+    /// `None` for the engine that computes nothing.
+    weights: Option<Arc<Model>>,
+}
+
+impl Loaded {
+    /// Fetches the model if need be, and loads it. Takes as long as that takes.
+    ///
+    /// # Errors
+    /// A file that is not there or cannot be used, or too little memory for one sequence.
+    pub fn load(config: &Config) -> Result<Self, LoadError> {
+        let path = match config.model.source() {
+            ModelSource::Path(path) => path,
+            ModelSource::Named(name) => fetch::model(&name)?,
+        };
+        let file = Gguf::open(&path)?;
+        let text = TextModel::from_gguf(&file).map_err(|error| LoadError::Text { path, error })?;
+        let sizes = ModelConfig::read(&file)?;
+        let block_bytes = sizes.block_bytes(config.engine.block_tokens);
+        let owned_by = file.get_str("general.organization")?.unwrap_or("starling").to_owned();
+        let mut loaded = Self { text: Arc::new(text), sizes, block_bytes, owned_by, weights: None };
+        loaded.check_memory(config)?;
+        if config.engine.kind == EngineKind::Cpu {
+            loaded.weights = Some(Arc::new(Model::load(&file)?));
+        }
+        Ok(loaded)
+    }
+
+    fn check_memory(&self, config: &Config) -> Result<(), LoadError> {
+        let block_tokens = config.engine.block_tokens;
+        let tokens = u64::from(self.blocks(config)) * u64::from(block_tokens);
+        let context = self.context_tokens(config);
+        if tokens >= u64::from(context) {
+            return Ok(());
+        }
+        let memory = config.engine.kv_memory.bytes();
+        Err(LoadError::KvMemory { memory, tokens, context, block_tokens, block_bytes: self.block_bytes })
+    }
+
+    /// KV blocks of one rank.
+    pub fn blocks(&self, config: &Config) -> u32 {
+        u32::try_from(config.engine.kv_memory.bytes() / self.block_bytes.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Prompt and generated tokens of a sequence, at most.
+    pub fn context_tokens(&self, config: &Config) -> u32 {
+        let context = self.sizes.context;
+        config.engine.context_tokens_max.map_or(context, |most| most.min(context))
+    }
+
+    /// What clients see of the model.
+    pub fn card(&self, config: &Config) -> ModelCard {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH);
+        ModelCard {
+            id: config.model.id(),
+            context_tokens: self.context_tokens(config),
+            created_s: created.map_or(0, |since| since.as_secs()),
+            owned_by: self.owned_by.clone(),
+        }
+    }
+
+    /// Makes the backends of the ranks; the weights are shared.
+    pub fn backends(&self, config: &Config) -> Arc<dyn Backends> {
+        let (blocks, block_tokens) = (self.blocks(config), config.engine.block_tokens);
+        match &self.weights {
+            Some(model) => {
+                let model = Arc::clone(model);
+                let threads = threads_per_rank(config);
+                let cpu = CpuConfig { blocks, block_tokens, threads };
+                Arc::new(move |_: RankId| -> Result<Box<dyn Backend>, ActorError> {
+                    Ok(Box::new(CpuBackend::new(Arc::clone(&model), cpu)?))
+                })
+            }
+            None => {
+                let timed = self.timed(config);
+                Arc::new(move |_: RankId| -> Result<Box<dyn Backend>, ActorError> {
+                    Ok(Box::new(TimedBackend::new(timed.clone())?))
+                })
+            }
+        }
+    }
+
+    fn timed(&self, config: &Config) -> TimedConfig {
+        let tokenizer = &self.text.tokenizer;
+        let vocabulary = self.sizes.vocabulary;
+        let silent = |token: &TokenId| tokenizer.is_control(*token) || tokenizer.ends().contains(token);
+        TimedConfig {
+            bounds: Bounds {
+                blocks: self.blocks(config),
+                block_tokens: config.engine.block_tokens,
+                vocabulary: self.sizes.vocabulary,
+                context: self.sizes.context,
+            },
+            prefill_per_token: config.engine.timed.prefill_per_token.duration(),
+            decode_per_step: config.engine.timed.decode_per_step.duration(),
+            decode_per_sequence: config.engine.timed.decode_per_sequence.duration(),
+            excluded: (0..vocabulary).filter(silent).collect(),
+        }
+    }
+}
+
+/// The threads of the node, shared out over its ranks.
+fn threads_per_rank(config: &Config) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let all = config.engine.threads.map_or(cores, |threads| threads as usize);
+    (all / config.ranks.count.max(1) as usize).max(1)
+}
