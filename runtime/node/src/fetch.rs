@@ -308,10 +308,10 @@ fn mark(model: &Path, known: &Known) -> Result<(), FetchError> {
     fs::write(&path, marker_text(&meta, known)).map_err(io_error("write", &path))
 }
 
-/// A bar on a terminal, a line each tenth elsewhere.
+/// A bar on a terminal, a line each quarter elsewhere.
 enum Progress {
     Bar(ProgressBar),
-    Lines { what: String, total: u64, tenths: std::cell::Cell<u64> },
+    Lines { what: String, total: u64, quarters: std::cell::Cell<u64> },
     None,
 }
 
@@ -322,7 +322,7 @@ impl Progress {
         }
         if !io::stderr().is_terminal() {
             eprintln!("{what}: {} MB", total / 1_000_000);
-            return Self::Lines { what: what.to_owned(), total: total.max(1), tenths: 0.into() };
+            return Self::Lines { what: what.to_owned(), total: total.max(1), quarters: 0.into() };
         }
         let style = "{msg} {wide_bar} {bytes}/{total_bytes} {eta}";
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
@@ -336,10 +336,10 @@ impl Progress {
         match self {
             // The total is an estimate for a download.
             Self::Bar(bar) => bar.set_position(bytes.min(bar.length().unwrap_or(bytes))),
-            Self::Lines { what, total, tenths } => {
-                let now = (bytes * 10 / total).min(10);
-                if now > tenths.replace(now.max(tenths.get())) {
-                    eprintln!("{what}: {}%", now * 10);
+            Self::Lines { what, total, quarters } => {
+                let now = (bytes * 4 / total).min(4);
+                if now > quarters.replace(now.max(quarters.get())) {
+                    eprintln!("{what}: {}%", now * 25);
                 }
             }
             Self::None => {}

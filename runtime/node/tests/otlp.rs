@@ -83,9 +83,9 @@ async fn a_request_is_one_tree_of_spans_below_the_clients() {
     let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let mut request = telemetry.start_request(&headers(parent), "POST /v1/chat/completions");
     request.rename("chat smollm2".into());
-    request.set(names::GEN_AI_REQUEST_MODEL, "other".into());
-    request.set(names::GEN_AI_REQUEST_MODEL, "smollm2".into());
-    request.set(names::GEN_AI_USAGE_INPUT_TOKENS, 12u32.into());
+    request.set("gen_ai.request.model", "other".into());
+    request.set("gen_ai.request.model", "smollm2".into());
+    request.set("gen_ai.usage.input_tokens", 12u32.into());
     request.fail("rank_failed", "rank failed while it ran the request");
     let context = request.context();
     telemetry.span(record(context, Some(77), "placement"));
@@ -113,11 +113,11 @@ async fn a_request_is_one_tree_of_spans_below_the_clients() {
     let started = UNIX_EPOCH + Duration::from_nanos(request.start_time_unix_nano);
     assert!(started >= before && request.end_time_unix_nano >= request.start_time_unix_nano);
 
-    assert_eq!(text(&request.attributes, names::GEN_AI_REQUEST_MODEL).as_deref(), Some("smollm2"));
-    assert_eq!(text(&request.attributes, names::GEN_AI_USAGE_INPUT_TOKENS).as_deref(), Some("12"));
+    assert_eq!(text(&request.attributes, "gen_ai.request.model").as_deref(), Some("smollm2"));
+    assert_eq!(text(&request.attributes, "gen_ai.usage.input_tokens").as_deref(), Some("12"));
     assert_eq!(text(&request.attributes, names::ERROR_TYPE).as_deref(), Some("rank_failed"));
     assert_eq!(request.status.as_ref().unwrap().code(), StatusCode::Error);
-    assert_eq!(text(&prefill.attributes, names::STARLING_RANK).as_deref(), Some("1"));
+    assert_eq!(text(&prefill.attributes, "starling.rank").as_deref(), Some("1"));
     assert_eq!(text(&collector.resource(), names::SERVICE_NAME).as_deref(), Some("starling"));
     assert_eq!(text(&collector.resource(), names::SERVICE_INSTANCE_ID).as_deref(), Some("node-7"));
 }

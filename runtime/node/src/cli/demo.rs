@@ -140,6 +140,18 @@ impl<W: Write> Printer<W> {
         Ok(turns)
     }
 
+    /// Says that it goes on serving; nothing in JSON, where no news is good news.
+    ///
+    /// # Errors
+    /// Writing failed.
+    pub fn serving(&mut self) -> io::Result<()> {
+        if self.json {
+            return Ok(());
+        }
+        writeln!(self.out, "\nserving; Ctrl-C drains and ends")?;
+        self.out.flush()
+    }
+
     fn question(&mut self, model: &str, question: &str) -> io::Result<()> {
         if self.json {
             return Ok(());

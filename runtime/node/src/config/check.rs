@@ -10,6 +10,8 @@ const RANKS_MAX: u32 = 64;
 /// Smaller blocks cost more bookkeeping than they save; larger ones share too little of a prefix.
 const BLOCK_TOKENS: RangeInclusive<u32> = 8..=256;
 const STEP_TOKENS: RangeInclusive<u32> = 1..=1 << 20;
+/// One token of prompt and one to generate; positions are 32-bit.
+const CONTEXT_TOKENS: RangeInclusive<u32> = 2..=1 << 24;
 const SEQUENCES: RangeInclusive<u32> = 1..=4096;
 const THREADS: RangeInclusive<u32> = 1..=1024;
 const KV_MEMORY_MIN: u64 = 1 << 20;
@@ -96,6 +98,9 @@ impl Problems {
             self.add("engine.kv-memory", format!("{} is less than 1MiB", engine.kv_memory));
         }
         self.range("engine.block-tokens", engine.block_tokens, BLOCK_TOKENS, "");
+        if let Some(tokens) = engine.context_tokens_max {
+            self.range("engine.context-tokens-max", tokens, CONTEXT_TOKENS, "");
+        }
         self.range("engine.step-tokens-max", engine.step_tokens_max, STEP_TOKENS, "");
         self.range("engine.sequences-max", engine.sequences_max, SEQUENCES, "");
         if engine.step_tokens_max < engine.sequences_max {

@@ -11,6 +11,7 @@ mod placement;
 mod tests;
 mod units;
 
+pub use check::keys_of_file;
 pub use keys::variable;
 pub use load::{ConfigError, Origin, Problem, Sources, set};
 pub use placement::Placement;
@@ -99,6 +100,8 @@ pub struct Engine {
     pub kv_memory: Size,
     /// Tokens of a KV block, 8 to 256.
     pub block_tokens: u32,
+    /// Prompt and generated tokens of one request at most; by default what the model was made for.
+    pub context_tokens_max: Option<u32>,
     /// Tokens that one step computes at most, prefill and decode together.
     pub step_tokens_max: u32,
     /// Sequences that one rank runs at most.
@@ -219,6 +222,7 @@ impl Default for Engine {
             threads: None,
             kv_memory: Size::mib(512),
             block_tokens: 16,
+            context_tokens_max: None,
             step_tokens_max: 512,
             sequences_max: 64,
             timed: Timed::default(),

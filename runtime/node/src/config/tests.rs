@@ -148,6 +148,7 @@ fn values_must_fit_each_other() {
         ("node.name = 'a b'", "node.name: \"a b\" is not 1 to 63 letters"),
         ("engine.block-tokens = 7", "engine.block-tokens: 7 is not in 8 to 256"),
         ("engine.block-tokens = 257", "engine.block-tokens: 257 is not in 8 to 256"),
+        ("engine.context-tokens-max = 1", "engine.context-tokens-max: 1 is not in 2 to 16777216"),
         ("engine.kv-memory = '1KiB'", "engine.kv-memory: 1KiB is less than 1MiB"),
         ("engine.threads = 0", "engine.threads: 0 is not in 1 to 1024"),
         ("engine.step-tokens-max = 8", "engine.step-tokens-max: 8 is less than engine.sequences-max 64"),

@@ -2,7 +2,7 @@
 
 use super::feed::Metrics;
 use super::metrics::Format;
-use crate::api::engine::Health;
+use crate::api::Health;
 use axum::Router;
 use axum::extract::{RawQuery, State};
 use axum::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
@@ -11,14 +11,18 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use starling_actors::ActorStats;
 use std::fmt::Write;
+use std::pin::Pin;
 use std::sync::Arc;
+
+/// JSON that an actor is asked for.
+pub type Placement<'a> = Pin<Box<dyn Future<Output = serde_json::Value> + Send + 'a>>;
 
 /// Where debugging pages come from; asked by each request.
 pub trait DebugSource: Send + Sync + 'static {
     fn actors(&self) -> Vec<ActorStats>;
 
     /// The last decisions of the router with their terms, as plain JSON.
-    fn placement(&self) -> serde_json::Value;
+    fn placement(&self) -> Placement<'_>;
 }
 
 #[derive(Clone)]
@@ -51,7 +55,7 @@ async fn actors(State(admin): State<Admin>) -> Response {
 }
 
 async fn placement(State(admin): State<Admin>) -> Response {
-    axum::Json(admin.debug.placement()).into_response()
+    axum::Json(admin.debug.placement().await).into_response()
 }
 
 fn probe(passed: bool, text: String) -> Response {

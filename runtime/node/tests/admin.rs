@@ -1,0 +1,99 @@
+//! The admin listener over HTTP.
+
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use serde_json::{Value, json};
+use starling::api::{Check, Health};
+use starling::telemetry::admin::Placement;
+use starling::telemetry::{DebugSource, Identity, Metrics, admin_router};
+use starling_actors::{ActorKind, ActorState, ActorStats};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+struct Fixed;
+
+impl DebugSource for Fixed {
+    fn actors(&self) -> Vec<ActorStats> {
+        vec![ActorStats {
+            name: "router".into(),
+            kind: ActorKind::Actor,
+            level: 2,
+            state: ActorState::Running,
+            depth: 6,
+            mailbox_messages_max: Some(9),
+            handled: 1,
+            restarts: 0,
+            failures: 0,
+            uptime: Duration::ZERO,
+        }]
+    }
+
+    fn placement(&self) -> Placement<'_> {
+        Box::pin(async { json!({ "conversations": 3 }) })
+    }
+}
+
+struct Switch(AtomicBool);
+
+impl Health for Switch {
+    fn checks(&self) -> Vec<Check> {
+        let passed = self.0.load(Ordering::SeqCst);
+        let draining = Check { name: "draining", passed: true, detail: "no".into() };
+        vec![Check { name: "model", passed, detail: "smollm2".into() }, draining]
+    }
+}
+
+async fn start() -> (SocketAddr, Arc<Switch>) {
+    let health = Arc::new(Switch(AtomicBool::new(false)));
+    let model = "smollm2".to_owned();
+    let metrics = Arc::new(Metrics::new(Identity { model, block_tokens: 16, version: "1", commit: "abc" }));
+    let router = admin_router(metrics, Arc::new(Fixed), Arc::clone(&health) as Arc<dyn Health>);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (address, health)
+}
+
+async fn get(address: SocketAddr, path: &str, accept: &str) -> (u16, String, String) {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let request = client.get(format!("http://{address}{path}")).header(ACCEPT, accept);
+    let response = request.send().await.unwrap();
+    let kind = response.headers()[CONTENT_TYPE].to_str().unwrap().to_owned();
+    (response.status().as_u16(), kind, response.text().await.unwrap())
+}
+
+#[tokio::test]
+async fn metrics_come_in_the_format_that_is_asked_for() {
+    let (address, _) = start().await;
+    let (status, kind, text) = get(address, "/metrics", "*/*").await;
+    assert_eq!((status, kind.as_str()), (200, "text/plain; version=0.0.4; charset=utf-8"));
+    assert!(text.contains("starling_actor_mailbox_depth{actor=\"router\"} 6\n"), "{text}");
+    let accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5";
+    let (status, kind, text) = get(address, "/metrics", accept).await;
+    assert_eq!((status, kind.as_str()), (200, "application/openmetrics-text; version=1.0.0; charset=utf-8"));
+    assert!(text.ends_with("# EOF\n"));
+}
+
+#[tokio::test]
+async fn readiness_tells_the_truth_and_names_what_fails() {
+    let (address, health) = start().await;
+    let (status, _, text) = get(address, "/readyz", "*/*").await;
+    assert_eq!((status, text.as_str()), (503, "[-] model: smollm2\nnot ready\n"));
+    assert_eq!(get(address, "/livez", "*/*").await.0, 200);
+    health.0.store(true, Ordering::SeqCst);
+    let (status, _, text) = get(address, "/readyz", "*/*").await;
+    assert_eq!((status, text.as_str()), (200, "ready\n"));
+    let (_, _, text) = get(address, "/readyz?verbose", "*/*").await;
+    assert_eq!(text, "[+] model: smollm2\n[+] draining: no\nready\n");
+}
+
+#[tokio::test]
+async fn debug_pages_are_json() {
+    let (address, _) = start().await;
+    let (status, _, text) = get(address, "/debug/actors", "*/*").await;
+    let actors: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &actors[0]["name"], &actors[0]["depth"]), (200, &json!("router"), &json!(6)));
+    let (_, _, text) = get(address, "/debug/placement", "*/*").await;
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), json!({ "conversations": 3 }));
+}
