@@ -40,15 +40,8 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    pub const ALL: [Self; 7] = [
-        Self::Chat,
-        Self::Completions,
-        Self::Models,
-        Self::Tokenize,
-        Self::Detokenize,
-        Self::Health,
-        Self::Unknown,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Chat, Self::Completions, Self::Models, Self::Tokenize, Self::Detokenize, Self::Health, Self::Unknown];
 
     /// The label's value.
     pub fn label(self) -> &'static str {

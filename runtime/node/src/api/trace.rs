@@ -49,3 +49,24 @@ impl RequestSpan for Passed {
     fn set(&mut self, _key: &'static str, _value: AttributeValue) {}
     fn fail(&mut self, _kind: &'static str, _message: &str) {}
 }
+
+/// Names of attributes, from the OpenTelemetry semantic conventions for HTTP and generative AI, and our own.
+pub mod attribute {
+    pub const STATUS: &str = "http.response.status_code";
+    pub const OPERATION: &str = "gen_ai.operation.name";
+    pub const REQUEST_MODEL: &str = "gen_ai.request.model";
+    pub const MAX_TOKENS: &str = "gen_ai.request.max_tokens";
+    pub const TEMPERATURE: &str = "gen_ai.request.temperature";
+    pub const TOP_P: &str = "gen_ai.request.top_p";
+    pub const STREAM: &str = "gen_ai.request.stream";
+    pub const RESPONSE_ID: &str = "gen_ai.response.id";
+    pub const FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
+    pub const INPUT_TOKENS: &str = "gen_ai.usage.input_tokens";
+    pub const OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
+    pub const CACHED_TOKENS: &str = "gen_ai.usage.cache_read.input_tokens";
+    pub const REQUEST_ID: &str = "starling.request.id";
+    pub const NODE: &str = "starling.node";
+    pub const RANK: &str = "starling.rank";
+    pub const ATTEMPT: &str = "starling.attempt";
+    pub const TIME_TO_FIRST_TOKEN_S: &str = "starling.time_to_first_token_s";
+}

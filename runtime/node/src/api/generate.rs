@@ -1,0 +1,213 @@
+//! The two endpoints that generate.
+
+use super::answer::{Answer, Ask, Step};
+use super::error::ApiError;
+use super::reply::{Head, Shape};
+use super::request::{GenerationRequest, Prompt};
+use super::router::{HEADER_NODE, HEADER_RANK, Tenant};
+use super::scope::Scope;
+use super::trace::attribute;
+use super::{Shared, body, read, sse};
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use starling_core::ids::TokenId;
+use starling_core::rejection::Rejection;
+use starling_core::request::{Generation, Sampling};
+use starling_serving::api::{Placed, Submission};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Every request is as urgent as the next: the API has no field for it yet.
+const PRIORITY: f64 = 0.5;
+
+pub async fn chat(
+    State(shared): State<Arc<Shared>>,
+    Extension(scope): Extension<Arc<Scope>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    generate(shared, scope, request, Shape::Chat).await
+}
+
+pub async fn completion(
+    State(shared): State<Arc<Shared>>,
+    Extension(scope): Extension<Arc<Scope>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    generate(shared, scope, request, Shape::Completion).await
+}
+
+/// A request whose text is behind it.
+struct Prepared {
+    asked: GenerationRequest,
+    prompt: Vec<TokenId>,
+    max_new_tokens: u32,
+}
+
+async fn generate(
+    shared: Arc<Shared>,
+    scope: Arc<Scope>,
+    request: Request,
+    shape: Shape,
+) -> Result<Response, ApiError> {
+    let tenant = request.extensions().get::<Tenant>().map_or(0, |tenant| tenant.0);
+    let (parts, request_body) = request.into_parts();
+    let settings = &shared.api.settings;
+    let bytes = body::read(request_body, settings.body_bytes_max, settings.body_seconds_max).await?;
+    let prepared = shared.offload(move |shared| prepare(shared, &bytes, shape)).await?;
+
+    let head = head(&shared, &prepared.asked, shape);
+    describe(&scope, &head, &prepared);
+    let ask = Ask {
+        stops: prepared.asked.stops.clone(),
+        prompt_tokens: u32::try_from(prepared.prompt.len()).unwrap_or(u32::MAX),
+        prompt_param: prepared.asked.prompt.param(),
+    };
+    let streamed = prepared.asked.stream;
+    let submission = submission(&shared, &scope, prepared, (tenant, &parts.headers));
+    let events = shared.api.engine.submit(submission).map_err(|why| ApiError::Refused(why, ask.prompt_param))?;
+    let mut answer = Answer::new(events, scope.clone(), shared.api.text.clone(), ask);
+    let placed = answer.placed().await?;
+    let mut response = match streamed {
+        true => sse::response(answer, head, scope),
+        false => whole(answer, &head).await?,
+    };
+    tell_place(response.headers_mut(), placed);
+    Ok(response)
+}
+
+/// Everything that costs time for long bodies: parsing, rendering, encoding.
+fn prepare(shared: &Shared, bytes: &[u8], shape: Shape) -> Result<Prepared, ApiError> {
+    let body = read::object(bytes)?;
+    let asked = match shape {
+        Shape::Chat => GenerationRequest::chat(&body)?,
+        Shape::Completion => GenerationRequest::completion(&body)?,
+    };
+    shared.check_model(&asked.model)?;
+    let prompt = encode(shared, &asked.prompt)?;
+    if prompt.is_empty() {
+        return Err(ApiError::Refused(Rejection::EmptyPrompt, asked.prompt.param()));
+    }
+    let context = shared.api.model.context_tokens;
+    let tokens = prompt.len() as u64;
+    if tokens >= u64::from(context) {
+        return Err(ApiError::ContextExceeded { tokens, context, exact: true, param: asked.prompt.param() });
+    }
+    let room = context - tokens as u32;
+    let max_new_tokens = asked.max_tokens.map_or(room, |max_tokens| max_tokens.min(room));
+    Ok(Prepared { asked, prompt, max_new_tokens })
+}
+
+/// Encodes a prompt, unless its text is so long that it cannot fit.
+pub(super) fn encode(shared: &Shared, prompt: &Prompt) -> Result<Vec<TokenId>, ApiError> {
+    let text_model = &shared.api.text;
+    let bytes = match prompt {
+        Prompt::Messages(messages) => messages.iter().map(|message| message.content.len()).sum(),
+        Prompt::Text(text) => text.len(),
+        Prompt::Tokens(_) => 0,
+    };
+    let context = shared.api.model.context_tokens;
+    let tokens = text_model.tokenizer.tokens_min(bytes) as u64;
+    if tokens > u64::from(context) {
+        return Err(ApiError::ContextExceeded { tokens, context, exact: false, param: prompt.param() });
+    }
+    match prompt {
+        Prompt::Messages(messages) => Ok(text_model.encode_chat(messages)?),
+        Prompt::Text(text) => Ok(text_model.encode_text(text)?),
+        Prompt::Tokens(tokens) => {
+            check_vocabulary(shared, tokens, prompt.param())?;
+            Ok(tokens.clone())
+        }
+    }
+}
+
+/// # Errors
+/// For the first token outside the vocabulary.
+pub(super) fn check_vocabulary(shared: &Shared, tokens: &[TokenId], param: &str) -> Result<(), ApiError> {
+    let vocabulary = shared.api.text.tokenizer.vocabulary_tokens();
+    match tokens.iter().position(|&token| token >= vocabulary) {
+        None => Ok(()),
+        Some(at) => {
+            let why = format_args!("token {} is outside the vocabulary of {vocabulary} tokens", tokens[at]);
+            Err(read::bad(format!("{param}[{at}]"), why))
+        }
+    }
+}
+
+fn submission(shared: &Shared, scope: &Scope, prepared: Prepared, (tenant, headers): (u64, &HeaderMap)) -> Submission {
+    let asked = prepared.asked;
+    let cache_key = asked.prompt_cache_key.as_deref();
+    let stop_tokens = match asked.ignore_eos {
+        true => Vec::new(),
+        false => shared.api.text.tokenizer.ends().to_vec(),
+    };
+    Submission {
+        prompt: prepared.prompt.into(),
+        generation: Generation {
+            sampling: Sampling {
+                temperature: asked.temperature,
+                top_k: asked.top_k,
+                top_p: asked.top_p,
+                seed: asked.seed.unwrap_or_else(|| shared.mint.number() as u64),
+            },
+            max_new_tokens: prepared.max_new_tokens,
+            stop_tokens,
+        },
+        conversation: shared.identities.conversation(tenant, headers, cache_key),
+        explicit: None,
+        priority: PRIORITY,
+        tenant,
+        trace: scope.trace(),
+    }
+}
+
+fn head(shared: &Shared, asked: &GenerationRequest, shape: Shape) -> Head {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Head {
+        shape,
+        id: format!("{}-{:032x}", shape.id_prefix(), shared.mint.number()),
+        created_s: since_1970.as_secs(),
+        model: shared.api.model.id.clone(),
+        include_usage: asked.include_usage,
+    }
+}
+
+fn describe(scope: &Scope, head: &Head, prepared: &Prepared) {
+    let asked = &prepared.asked;
+    scope.rename(format!("{} {}", head.shape.operation(), head.model));
+    scope.set(attribute::OPERATION, head.shape.operation());
+    scope.set(attribute::REQUEST_MODEL, &*head.model);
+    scope.set(attribute::RESPONSE_ID, &*head.id);
+    scope.set(attribute::MAX_TOKENS, prepared.max_new_tokens);
+    scope.set(attribute::TEMPERATURE, f64::from(asked.temperature));
+    scope.set(attribute::TOP_P, f64::from(asked.top_p));
+    scope.set(attribute::STREAM, asked.stream);
+}
+
+async fn whole(mut answer: Answer, head: &Head) -> Result<Response, ApiError> {
+    let mut text = String::new();
+    loop {
+        match answer.step().await {
+            Step::Placed(_) => {}
+            Step::Text(more) => text.push_str(&more),
+            Step::Failed(error) => return Err(error),
+            Step::Ended(finish) => {
+                let json = head.whole(&text, finish, answer.usage());
+                let mut response = Body::from(json).into_response();
+                let kind = HeaderValue::from_static("application/json");
+                response.headers_mut().insert(header::CONTENT_TYPE, kind);
+                return Ok(response);
+            }
+        }
+    }
+}
+
+fn tell_place(headers: &mut HeaderMap, placed: Option<Placed>) {
+    let Some(placed) = placed else { return };
+    headers.insert(HEADER_RANK, HeaderValue::from(placed.rank.0));
+    if let Ok(node) = HeaderValue::from_str(&placed.node) {
+        headers.insert(HEADER_NODE, node);
+    }
+}

@@ -1,0 +1,12 @@
+//! The API over real sockets, with a scripted engine behind it.
+
+#[path = "api/bad_input.rs"]
+mod bad_input;
+#[path = "api/generation.rs"]
+mod generation;
+#[path = "api/leaving.rs"]
+mod leaving;
+#[path = "api/script.rs"]
+mod script;
+#[path = "api/surroundings.rs"]
+mod surroundings;
