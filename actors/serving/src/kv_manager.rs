@@ -25,7 +25,7 @@ impl KvManager {
     /// # Errors
     /// A pool that cannot hold anything; checked before the tree starts.
     pub fn new(settings: &Settings, rank: RankId, addresses: RankAddresses) -> Result<Self, ConfigError> {
-        Ok(Self { rank, manager: Manager::new(settings.kv)?, addresses, effects: Vec::new() })
+        Ok(Self { rank, manager: Manager::new(settings.batch.pool)?, addresses, effects: Vec::new() })
     }
 
     /// Tells the worker, which shares this actor's supervisor and fate.

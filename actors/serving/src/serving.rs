@@ -14,8 +14,7 @@ use starling_actors::{
     ActorError, ActorSpec, AskError, Node, StartError, Strategy, SupervisorSpec, TraceContext, Tree, TreeExit,
 };
 use starling_core::ids::RankId;
-use starling_core::kv::Manager;
-use starling_core::{batch, ingress as core_ingress, kv, placement, replica, round};
+use starling_core::{batch, ingress as core_ingress, placement, replica, round};
 use starling_gpu::Backend;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -47,7 +46,6 @@ pub struct Settings {
     pub context_tokens_max: u32,
     /// A placed attempt whose prompt does not come for this long is lost.
     pub prompt_wait_us: u64,
-    pub kv: kv::Config,
     pub batch: batch::Config,
     pub replica: replica::Config,
     pub rounds: round::Config,
@@ -61,8 +59,6 @@ pub enum SettingsError {
     NoRanks,
     #[error("a rank holds no requests (cap 0)")]
     NoCap,
-    #[error(transparent)]
-    Kv(#[from] kv::ConfigError),
     #[error(transparent)]
     Batch(#[from] batch::ConfigError),
     #[error(transparent)]
@@ -83,16 +79,15 @@ impl Settings {
         if self.replica.cap == 0 {
             return Err(SettingsError::NoCap);
         }
-        Manager::new(self.kv)?;
         batch::Batch::new(self.batch)?;
         self.replica.placement.validate()?;
-        let pool = u64::from(self.kv.blocks) * u64::from(self.kv.block_tokens);
+        let pool = u64::from(self.batch.pool.blocks) * u64::from(self.batch.pool.block_tokens);
         if pool < u64::from(self.context_tokens_max) {
             return Err(SettingsError::PoolTooSmall {
                 context: self.context_tokens_max,
                 pool,
-                blocks: self.kv.blocks,
-                block_tokens: self.kv.block_tokens,
+                blocks: self.batch.pool.blocks,
+                block_tokens: self.batch.pool.block_tokens,
             });
         }
         Ok(())

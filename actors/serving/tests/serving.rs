@@ -25,7 +25,6 @@ fn settings(ranks: u32, blocks: u32) -> Settings {
         ranks,
         context_tokens_max: 256,
         prompt_wait_us: 5_000_000,
-        kv,
         batch: batch::Config { step_tokens_max: 32, sequences_max: 8, pool: kv },
         replica: replica::Config { cap: 8, attempts_max: 10, placement: placement::Config::default() },
         rounds: round::Config::default(),
@@ -122,7 +121,7 @@ impl Rig {
         let node = Node::new("here");
         let gate = Arc::new(Gate::default());
         let seen = Arc::new(Seen::default());
-        let blocks = settings.kv.blocks as usize;
+        let blocks = settings.batch.pool.blocks as usize;
         let backends = {
             let gate = Arc::clone(&gate);
             move |_: RankId| -> Result<Box<dyn Backend>, ActorError> {

@@ -11,6 +11,7 @@
 //! - P4: an entry is applied at most once: the highest `seq` applied is kept per member.
 //! - P5: the running digest equals the digest computed from scratch.
 
+mod install;
 mod requests;
 
 use crate::admission::{self, Admission, Admitted, Limits, Pass, Priority, Queue, Waiting, affinity};
@@ -72,6 +73,13 @@ struct Rank {
     draining: bool,
 }
 
+impl Rank {
+    fn new(id: RankId, member: Incarnation) -> Self {
+        let snapshot = RankSnapshot { rank: id, ..RankSnapshot::default() };
+        Self { id, member, open: 0, open_tokens: 0, snapshot, draining: false }
+    }
+}
+
 /// The replicated state of a view, as it travels to a node that takes it over.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -113,17 +121,7 @@ pub struct Replica {
 
 impl Replica {
     pub fn new(view: View, config: Config) -> Self {
-        let ranks: Vec<Rank> = view
-            .ranks()
-            .map(|(id, member)| Rank {
-                id,
-                member,
-                open: 0,
-                open_tokens: 0,
-                snapshot: RankSnapshot { rank: id, ..RankSnapshot::default() },
-                draining: false,
-            })
-            .collect();
+        let ranks: Vec<Rank> = view.ranks().map(|(id, member)| Rank::new(id, member)).collect();
         Self {
             queue: Queue::new(config.placement.queue),
             router: Router::new(&config.placement, config.placement.bound(false), ranks.len() as u32),
@@ -186,13 +184,8 @@ impl Replica {
         match entry {
             Entry::Arrival(arrival) => self.arrive(from, arrival, out),
             Entry::Cancel(key) | Entry::Ended(key) => {
-                let request = self.requests.get(*key).filter(|_| key.ingress == from)?;
-                let number = request.number;
-                if matches!(request.state, State::Waiting) {
-                    self.queue.remove(number);
-                }
-                self.vacate(*key, out);
-                self.requests.remove(*key);
+                self.requests.get(*key).filter(|_| key.ingress == from)?;
+                self.forget(*key, out);
                 Some(())
             }
             Entry::Resume { key, attempt, produced } => self.resume(from, (*key, *attempt), *produced, out),
@@ -317,6 +310,17 @@ impl Replica {
         let pushed = self.queue.push(waiting);
         debug_assert!(pushed.is_ok());
         Some(())
+    }
+
+    /// The request is gone, wherever it stood.
+    fn forget(&mut self, key: RequestKey, out: &mut Vec<Decision>) {
+        let Some(request) = self.requests.get(key) else { return };
+        if matches!(request.state, State::Waiting) {
+            let number = request.number;
+            self.queue.remove(number);
+        }
+        self.vacate(key, out);
+        self.requests.remove(key);
     }
 
     /// Frees the slot of a placed request and stops its rank.

@@ -9,7 +9,7 @@ pub use model::{LoadError, Loaded};
 use crate::api::{self, Api, Drained, ServeLimits};
 use crate::cli::demo::NodeReady;
 use crate::cli::{COMMIT, VERSION};
-use crate::config::{Config, Problem, keys_of_file};
+use crate::config::Config;
 use crate::telemetry::{Identity, SpansError, Telemetry, admin_router};
 use starling_actors::{Hook, TreeExit};
 use starling_core::{batch, ingress, kv, replica, round};
@@ -34,8 +34,6 @@ pub enum StartError {
     Listen { what: &'static str, address: SocketAddr, source: io::Error },
     #[error(transparent)]
     Load(#[from] LoadError),
-    #[error("{0}")]
-    Config(Problem),
     #[error(transparent)]
     Serving(#[from] ServingError),
     #[error(transparent)]
@@ -67,7 +65,7 @@ impl Node {
     pub async fn start(config: &Config) -> Result<Self, StartError> {
         let api_listener = listen("api", config.api.listen).await?;
         let admin_listener = listen("admin", config.admin.listen).await?;
-        let keys = bearer_keys(config).map_err(StartError::Config)?;
+        let keys = config.api.keys.iter().map(|key| key.expose().to_owned()).collect::<Vec<_>>();
         let loading = config.clone();
         let loaded = tokio::task::spawn_blocking(move || Loaded::load(&loading))
             .await
@@ -159,12 +157,6 @@ fn address(listener: &TcpListener) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|source| StartError::Listen { what: "bound", address: nowhere, source })
 }
 
-fn bearer_keys(config: &Config) -> Result<Vec<String>, Problem> {
-    let mut keys: Vec<String> = config.api.keys.iter().map(|key| key.expose().to_owned()).collect();
-    keys.extend(keys_of_file(config)?);
-    Ok(keys)
-}
-
 fn api_settings(config: &Config, keys: &[String]) -> api::Settings {
     api::Settings {
         node: config.node.name.clone(),
@@ -177,18 +169,16 @@ fn api_settings(config: &Config, keys: &[String]) -> api::Settings {
 
 /// The actors' settings.
 fn settings(config: &Config, loaded: &Loaded) -> Settings {
-    let kv = kv::Config { blocks: loaded.blocks(config), block_tokens: config.engine.block_tokens };
     let batch = batch::Config {
         step_tokens_max: config.engine.step_tokens_max,
         sequences_max: config.engine.sequences_max,
-        pool: kv,
+        pool: kv::Config { blocks: loaded.blocks(config), block_tokens: config.engine.block_tokens },
     };
     Settings {
         node: Arc::from(config.node.name.as_str()),
         ranks: config.ranks.count,
         context_tokens_max: loaded.context_tokens(config),
         prompt_wait_us: config.limits.prompt_wait.as_micros(),
-        kv,
         batch,
         replica: replica::Config {
             cap: config.engine.sequences_max,

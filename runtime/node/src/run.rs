@@ -29,7 +29,7 @@ impl From<&RunError> for Exit {
     fn from(error: &RunError) -> Self {
         match error {
             RunError::Config(error) => error.into(),
-            RunError::Start(StartError::Config(_) | StartError::Spans(_)) => Self::Config,
+            RunError::Start(StartError::Spans(_)) => Self::Config,
             RunError::Start(StartError::Load(LoadError::Fetch(error))) => error.into(),
             RunError::Start(StartError::Load(_)) => Self::Unavailable,
             RunError::Start(StartError::Serving(error)) => match error {

@@ -195,6 +195,14 @@ impl Router {
         }
     }
 
+    /// The rank that a conversation is bound to.
+    pub fn bound_rank(&self, key: crate::ids::ConversationKey) -> Option<u32> {
+        match self {
+            Self::Conversation(router) => router.table().rank(key),
+            Self::Balanced(_) | Self::KvAware(_) => None,
+        }
+    }
+
     /// Equal for equal histories.
     pub fn digest(&self) -> u64 {
         match self {

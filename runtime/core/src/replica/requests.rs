@@ -43,6 +43,13 @@ impl State {
         }
     }
 
+    pub(super) fn waiting_mut(&mut self) -> Option<&mut Waiting> {
+        match self {
+            State::Waiting => None,
+            State::Placed { waiting, .. } | State::Closing { waiting, .. } | State::Held { waiting } => Some(waiting),
+        }
+    }
+
     pub(super) fn closed(self) -> State {
         match self {
             State::Placed { rank, waiting } => State::Closing { rank, waiting },
@@ -98,6 +105,7 @@ impl Request {
                 self.state.rank().map_or(0, |r| u64::from(r.0) + 1),
                 waiting.map_or(0, |w| u64::from(w.tokens) | u64::from(w.children) << 32),
                 waiting.map_or(0, |w| u64::from(w.deferrals)),
+                waiting.and_then(|w| w.explicit).map_or(0, |rank| u64::from(rank) + 1),
             ],
         )
     }

@@ -229,6 +229,61 @@ fn a_flipped_bit_is_found_within_256_rounds_and_says_digest_zero() {
     assert_eq!(rig.replica.faults().digest_mismatches, 1);
 }
 
+fn view_of(epoch: u64, members: &[(u64, &[u32])]) -> View {
+    let members = members
+        .iter()
+        .map(|(m, ranks)| Member { incarnation: Incarnation(*m), ranks: ranks.iter().map(|r| RankId(*r)).collect() })
+        .collect();
+    View { epoch: Epoch(epoch), members, first_round: Round(1) }
+}
+
+#[test]
+fn a_view_change_keeps_bindings_by_identity_and_holds_what_ran_on_ranks_that_left() {
+    let mut rig = Rig::new(0, 2);
+    rig.replica = Replica::new(view_of(1, &[(8, &[10]), (7, &[20, 30])]), config(2));
+    let out = rig.round((1..=3).map(|s| arrival(s, Some(u128::from(s)))).collect());
+    assert_eq!(placed(&out), [(1, 1, 10), (2, 1, 20), (3, 1, 30)]);
+    let mut out = Vec::new();
+    rig.replica.install(view_of(2, &[(7, &[30, 20]), (9, &[40])]), &[], &mut out).expect("a sound view");
+    rig.replica.check().expect("invariants");
+    assert_eq!(out, [Decision::Seal { attempt: attempt(1, 1) }]);
+    let out = rig.round(vec![Entry::Resume { key: key(1), attempt: Attempt(1), produced: 2 }]);
+    assert_eq!(placed(&out), [(1, 2, 40)], "its conversation is unknown now and goes to the emptiest rank");
+    rig.round((1..=3).flat_map(|s| [Entry::Finished(attempt(s, 1)), Entry::Ended(key(s))]).collect());
+    let out = rig.round(vec![arrival(12, Some(2)), arrival(13, Some(3)), arrival(11, Some(1))]);
+    assert_eq!(placed(&out), [(12, 1, 20), (13, 1, 30), (11, 1, 40)], "each where its conversation lives");
+}
+
+#[test]
+fn a_view_change_stops_the_requests_of_an_ingress_that_left_and_rejects_pins_to_ranks_that_left() {
+    let mut rig = Rig::new(0, 1);
+    rig.replica = Replica::new(view_of(1, &[(7, &[0]), (8, &[1])]), config(1));
+    let pinned = |seq, relax| {
+        let Entry::Arrival(mut a) = arrival(seq, None) else { unreachable!() };
+        a.explicit = Some(Explicit { rank: RankId(1), relax: Some(relax) });
+        Entry::Arrival(a)
+    };
+    rig.round(vec![pinned(1, false), pinned(2, false), pinned(3, true)]);
+    let mut foreign = rig.merged(vec![]);
+    let Entry::Arrival(mut a) = arrival(4, None) else { unreachable!() };
+    a.key.ingress = Incarnation(8);
+    let theirs = a.key;
+    foreign.contributions[0].member = Incarnation(8);
+    foreign.contributions[0].entries = vec![Sequenced { seq: 1, entry: Entry::Arrival(a) }];
+    rig.replica.apply(&foreign, &mut Vec::new());
+    let mut out = Vec::new();
+    rig.replica.install(view_of(2, &[(7, &[0])]), &[Incarnation(8)], &mut out).expect("a sound view");
+    rig.replica.check().expect("invariants");
+    let gone = Rejection::NoSuchRank { rank: 1, ranks: 1 };
+    assert!(out.contains(&Decision::Seal { attempt: attempt(1, 1) }), "{out:?}");
+    assert!(out.contains(&Decision::Rejected { key: key(1), rejection: gone.clone() }), "held and pinned: {out:?}");
+    assert!(out.contains(&Decision::Rejected { key: key(2), rejection: gone }), "waiting and pinned: {out:?}");
+    assert!(rig.replica.requests.get(theirs).is_none(), "nobody is left to end it");
+    assert_eq!(rig.replica.requests_len(), 1, "the relaxed one goes on");
+    let twice = rig.replica.install(view_of(3, &[(7, &[0, 0])]), &[], &mut Vec::new());
+    assert!(twice.is_err_and(|why| why.contains("rank-0 is twice")));
+}
+
 /// Random traffic, also from a member that errs.
 fn traffic() -> impl Strategy<Value = Vec<Vec<(u64, u8, u32)>>> {
     prop::collection::vec(prop::collection::vec((0..12u64, 0..7u8, 1..4u32), 0..6), 1..60)
@@ -269,6 +324,85 @@ proptest! {
                 prop_assert_eq!(r.state_digest(), a.replica.state_digest());
                 restored = Some(r);
             }
+        }
+    }
+
+    /// Whatever views follow each other under whatever traffic: two replicas agree, every invariant holds, and a
+    /// conversation whose rank stayed is still bound to it.
+    #[test]
+    fn views_that_come_and_go_keep_identities_and_agreement(
+        rounds in traffic(),
+        views in prop::collection::vec(prop::collection::btree_set(0..6u32, 1..6), 60),
+    ) {
+        let mut a = Rig::new(0, 2);
+        let first = view_of(1, &[(7, &[0, 1, 2])]);
+        a.replica = Replica::new(first.clone(), config(2));
+        let mut b = Replica::new(first, config(2));
+        for (index, (entries, ranks)) in rounds.into_iter().zip(views).enumerate() {
+            let merged = a.merged(entries.into_iter().map(entry).collect());
+            let (mut da, mut db) = (Vec::new(), Vec::new());
+            prop_assert_eq!(a.replica.apply(&merged, &mut da), b.apply(&merged, &mut db));
+            if index % 3 == 2 {
+                // Rank 5 belongs to another member, which comes and goes with it.
+                let (theirs, mine): (Vec<u32>, Vec<u32>) = ranks.into_iter().partition(|r| *r == 5);
+                let view = view_of(2 + index as u64, &[(7, &mine), (8, &theirs)]);
+                let stay: Vec<RankId> = view.ranks().map(|(id, _)| id).collect();
+                let bound = |r: &Replica| -> Vec<Option<RankId>> {
+                    let rank = |c: u128| r.router().bound_rank(ConversationKey(c)).map(|i| r.ranks[i as usize].id);
+                    (0..3).map(rank).collect()
+                };
+                let before = bound(&a.replica);
+                a.replica.install(view.clone(), &[], &mut da).expect("a sound view");
+                b.install(view, &[], &mut db).expect("a sound view");
+                let kept: Vec<Option<RankId>> = before.into_iter().map(|r| r.filter(|id| stay.contains(id))).collect();
+                prop_assert_eq!(bound(&a.replica), kept);
+            }
+            prop_assert_eq!(&da, &db);
+            prop_assert_eq!(a.replica.state_digest(), b.state_digest());
+            let sound = a.replica.check();
+            prop_assert!(sound.is_ok(), "{:?}", sound);
+        }
+    }
+
+    /// Snapshots of ranks may be up to five rounds old, and bursts may come at any time: no rank exceeds its cap.
+    #[test]
+    fn old_snapshots_and_bursts_never_take_a_rank_over_its_cap(
+        bursts in prop::collection::vec((0..9u64, 0..6usize, prop::collection::vec(0..40usize, 0..6)), 1..60),
+    ) {
+        const CAP: u32 = 3;
+        let mut rig = Rig::new(0, CAP);
+        rig.replica = Replica::new(view(3), config(CAP));
+        let mut running: Vec<(AttemptKey, u32)> = Vec::new();
+        let mut history: Vec<Vec<RankSnapshot>> = vec![vec![]];
+        let mut seq = 0;
+        for (burst, age, done) in bursts {
+            let mut entries = Vec::new();
+            for nth in done {
+                if nth < running.len() {
+                    let (attempt, _) = running.swap_remove(nth);
+                    entries.push(Entry::Finished(attempt));
+                    entries.push(Entry::Ended(attempt.key));
+                }
+            }
+            for _ in 0..burst {
+                seq += 1;
+                entries.push(arrival(seq, (seq % 3 > 0).then_some(u128::from(seq % 7))));
+            }
+            rig.ranks = history[history.len().saturating_sub(1 + age)].clone();
+            for decision in rig.round(entries) {
+                if let Decision::Placed { attempt, rank, .. } = decision {
+                    running.push((attempt, rank.0));
+                }
+            }
+            let counts: Vec<u32> = (0..3).map(|r| running.iter().filter(|(_, rank)| *rank == r).count() as u32).collect();
+            prop_assert!(counts.iter().all(|c| *c <= CAP), "{:?}", counts);
+            let snapshot = |r: u32| RankSnapshot {
+                rank: RankId(r),
+                counted: rig.replica.round(),
+                active_requests: counts[r as usize],
+                ..RankSnapshot::default()
+            };
+            history.push((0..3).map(snapshot).collect());
         }
     }
 
