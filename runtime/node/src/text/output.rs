@@ -75,7 +75,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_gives_what_the_whole_gives(bytes in proptest::collection::vec(any::<u8>(), 0..64), cuts in proptest::collection::vec(0usize..64, 0..8)) {
+        fn any_cut_gives_what_the_whole_gives(
+            bytes in proptest::collection::vec(any::<u8>(), 0..64),
+            cuts in proptest::collection::vec(0usize..64, 0..8),
+        ) {
             let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(bytes.len())).collect();
             cuts.sort_unstable();
             let (mut stream, mut text, mut from) = (Utf8Stream::default(), String::new(), 0);

@@ -99,10 +99,37 @@ impl Pass {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::bytes::ByteAlphabet;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+    use std::sync::LazyLock;
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+    use tokenizers::pre_tokenizers::digits::Digits;
+    use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
+
+    static SPLITTERS: LazyLock<BTreeMap<&str, Splitter>> = LazyLock::new(|| {
+        let names = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2"];
+        names.into_iter().map(|name| (name, Splitter::of(name).unwrap())).collect()
+    });
+
+    /// Llama 3's words with the look-ahead that `LLAMA3_WORDS` does without.
+    static LLAMA3_LOOKING_AHEAD: LazyLock<Split> = LazyLock::new(|| {
+        let words = LLAMA3_WORDS.replace(r"|\s+", r"|\s+(?!\S)|\s+");
+        Split::new(SplitPattern::Regex(words), SplitDelimiterBehavior::Isolated, false).unwrap()
+    });
+
+    /// What the reference implementation cuts, spelled in the byte alphabet.
+    fn reference(steps: &[&dyn Fn(&mut PreTokenizedString)], text: &str) -> Vec<String> {
+        let mut cut = PreTokenizedString::from(text);
+        steps.iter().for_each(|step| step(&mut cut));
+        let splits = cut.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits.into_iter().map(|(piece, _, _)| piece.to_owned()).filter(|piece| !piece.is_empty()).collect()
+    }
 
     fn pieces(name: &str, text: &str) -> Vec<String> {
         let mut pieces = Vec::new();
-        Splitter::of(name).unwrap().split(text, &mut |piece| pieces.push(piece.to_owned()));
+        SPLITTERS[name].split(text, &mut |piece| pieces.push(piece.to_owned()));
         pieces
     }
 
@@ -137,6 +164,22 @@ mod tests {
         let text = "  leading, 'tis\t\r\n \u{a0}é 你好 😀😀   12,345.6 \n";
         for name in ["default", "gpt-2", "smollm", "llama-bpe", "qwen2"] {
             assert_eq!(pieces(name, text).concat(), text, "{name}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+        #[test]
+        fn cuts_are_the_references(text in "(?s)[a-cé你 \t\n\r\u{a0}\u{3000}0-3½'sStTlL.,!<|😀\u{301}]{0,24}") {
+            let alphabet = ByteAlphabet::new();
+            let spelled = |name| -> Vec<String> { pieces(name, &text).iter().map(|piece| alphabet.spell(piece)).collect() };
+            let bytes = |cut: &mut PreTokenizedString| ByteLevel::new(false, false, true).pre_tokenize(cut).unwrap();
+            let spell = |cut: &mut PreTokenizedString| ByteLevel::new(false, false, false).pre_tokenize(cut).unwrap();
+            let digits = |cut: &mut PreTokenizedString| Digits::new(true).pre_tokenize(cut).unwrap();
+            let words = |cut: &mut PreTokenizedString| LLAMA3_LOOKING_AHEAD.pre_tokenize(cut).unwrap();
+            prop_assert_eq!(spelled("gpt-2"), reference(&[&bytes], &text));
+            prop_assert_eq!(spelled("smollm"), reference(&[&digits, &bytes], &text));
+            prop_assert_eq!(spelled("llama-bpe"), reference(&[&words, &spell], &text));
         }
     }
 

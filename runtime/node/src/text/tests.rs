@@ -8,7 +8,9 @@ const END: TokenId = 1;
 const THINK_END: TokenId = 2;
 const FIRST_BYTE: TokenId = 3;
 
-const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+const CHATML: &str = "{% for message in messages %}\
+    {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// Two control tokens, one user-defined token, and a token for each byte.
 fn bytes_tokenizer() -> Tokenizer {
@@ -167,7 +169,8 @@ fn templates_are_checked_when_they_are_read() {
 
 #[test]
 fn blocks_are_trimmed_as_models_were_trained() {
-    let source = "{% for message in messages %}\n    {% if loop.first %}\n[{{ loop.index0 }}{{ message.content }}]\n    {% endif %}\n{% endfor %}\n";
+    let source = "{% for message in messages %}\n    {% if loop.first %}\n\
+        [{{ loop.index0 }}{{ message.content }}]\n    {% endif %}\n{% endfor %}\n";
     assert_eq!(chat(source, "x").unwrap(), byte_tokens("[0x]\n"));
 }
 
@@ -253,7 +256,8 @@ const REFERENCE: [(&str, &[TokenId]); 7] = [
     ("café 你好 😀 means", REFERENCE_CAFE),
     ("1, 1, 2, 3, 5, 8,", REFERENCE_SERIES),
     (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
+            <|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n",
         REFERENCE_CHAT,
     ),
 ];

@@ -272,7 +272,9 @@ pub fn text_model() -> TextModel {
         adds_begin: false,
         ends: vec![END],
     };
-    let template = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}";
+    let template = "{% for message in messages %}\
+        {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}\
+        {% endfor %}{{ '<|im_start|>assistant\n' }}";
     TextModel {
         tokenizer: Tokenizer::new(parts).unwrap(),
         template: Some(ChatTemplate::new(template.into(), String::new(), "<|im_end|>".into()).unwrap()),
