@@ -1,54 +1,15 @@
 //! Spans as a collector in this process receives them over OTLP.
 
+mod collector;
+
 use axum::http::HeaderMap;
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
-use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
+use collector::{Collector, text};
 use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind, status::StatusCode};
 use starling::api::trace::TraceSource;
 use starling::telemetry::{Identity, Telemetry, names};
 use starling_actors::{Hook, SpanRecord, TraceContext};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status};
-
-#[derive(Clone, Default)]
-struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
-
-#[tonic::async_trait]
-impl TraceService for Collector {
-    async fn export(
-        &self,
-        request: Request<ExportTraceServiceRequest>,
-    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        self.0.lock().unwrap().push(request.into_inner());
-        Ok(Response::new(ExportTraceServiceResponse::default()))
-    }
-}
-
-impl Collector {
-    async fn start() -> (Self, SocketAddr) {
-        let collector = Self::default();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let service = TraceServiceServer::new(collector.clone());
-        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(TcpIncoming::from(listener)));
-        (collector, address)
-    }
-
-    fn spans(&self) -> Vec<Span> {
-        let requests = self.0.lock().unwrap();
-        let scopes = requests.iter().flat_map(|r| &r.resource_spans).flat_map(|r| &r.scope_spans);
-        scopes.flat_map(|scope| scope.spans.clone()).collect()
-    }
-
-    fn resource(&self) -> Vec<KeyValue> {
-        self.0.lock().unwrap()[0].resource_spans[0].resource.clone().unwrap().attributes
-    }
-}
 
 fn telemetry(address: SocketAddr) -> Telemetry {
     let model = "smollm2".to_owned();
@@ -58,15 +19,6 @@ fn telemetry(address: SocketAddr) -> Telemetry {
 
 fn headers(traceparent: &str) -> HeaderMap {
     HeaderMap::from_iter([("traceparent".parse().unwrap(), traceparent.parse().unwrap())])
-}
-
-fn text(attributes: &[KeyValue], key: &str) -> Option<String> {
-    let found = attributes.iter().find(|attribute| attribute.key == key)?;
-    match found.value.as_ref()?.value.as_ref()? {
-        Value::StringValue(text) => Some(text.clone()),
-        Value::IntValue(n) => Some(n.to_string()),
-        other => panic!("{key} is {other:?}"),
-    }
 }
 
 fn record(parent: TraceContext, span_id: Option<u64>, name: &'static str) -> SpanRecord {
