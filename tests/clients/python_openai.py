@@ -237,6 +237,37 @@ async def a_client_that_leaves_during_prefill_frees_its_blocks_within_a_step():
 
 
 @suite.check
+async def a_client_that_leaves_a_whole_answer_frees_its_blocks_within_a_step():
+    async def leave(_):
+        async with AsyncOpenAI(**KEYS) as client:
+            messages = user("Write a very long story about a ship.")
+            request = asyncio.create_task(
+                client.chat.completions.create(model=MODEL, messages=messages, max_tokens=400)
+            )
+            await wait_until_async(lambda: Metrics(ADMIN).sum("starling_kv_blocks", state="held") > 0, "a block held")
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+
+    await cancels(leave, 400, "")
+
+
+@suite.check
+async def many_clients_that_leave_at_once_leave_nothing_behind():
+    async def leave(start):
+        async def one(pieces):
+            stream = await start()
+            async for chunk in stream:
+                pieces -= bool(chunk.choices and chunk.choices[0].delta.content)
+                if pieces <= 0:
+                    break
+            await stream.close()
+
+        await asyncio.gather(*(one(number % 4) for number in range(20 if ENGINE == "timed" else 6)))
+
+    await cancels(leave, 400, "Write a very long story about a mountain.")
+
+
+@suite.check
 def nothing_is_held_at_the_end():
     wait_until(lambda: nothing_is_held(ADMIN), "free + reusable = total on every rank")
 
