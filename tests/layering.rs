@@ -40,7 +40,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "starling-actors",
         workspace: &["starling-transport"],
-        external: Some(&["ractor", "tokio", "tracing", "thiserror", "serde"]),
+        external: Some(&["ractor", "tokio", "tracing", "thiserror", "serde", "arc-swap"]),
         never_below: &["starling-core", "starling-gpu", "axum", "gemm", "cudarc"],
     },
     Layer {
