@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from server import Server, environment, get
+from server import Server, environment, get, url
 from tap import Suite, arguments, equal, true, wait_until
 
 BINARY, MODEL = arguments("binary", "model")
@@ -220,6 +220,41 @@ def an_idle_server_stops_on_either_signal():
         with Server(BINARY, MODEL, FAST) as server:
             server.signal(number)
             equal(server.wait(), 0, f"exit code after signal {number}")
+
+
+@suite.check
+def a_node_serves_as_its_file_says():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "node.toml"
+        path.write_text(
+            f"""
+            [node]
+            name = "from-the-file"
+            [api]
+            listen = "127.0.0.1:0"
+            [admin]
+            listen = "127.0.0.1:0"
+            [model]
+            path = {json.dumps(MODEL)}
+            id = "named-by-the-file"
+            [engine]
+            kind = "timed"
+            """
+        )
+        command = [BINARY, "serve", "--config", str(path), "--log-format", "json"]
+        process = subprocess.Popen(command, env=environment({}), stderr=subprocess.PIPE, text=True)
+        try:
+            records = (json.loads(line) for line in process.stderr)
+            ready = next(record for record in records if record["message"] == "ready")
+            models = json.loads(get(f"{url(ready['api'])}/v1/models")[1])["data"]
+            equal([model["id"] for model in models], ["named-by-the-file"], "models")
+            equal(get(f"{url(ready['admin'])}/readyz")[0], 200, "/readyz")
+            process.send_signal(signal.SIGTERM)
+            equal(process.wait(LIMIT_S), 0, "exit code")
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()
 
 
 @suite.check
