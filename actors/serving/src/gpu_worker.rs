@@ -251,7 +251,10 @@ impl GpuWorker {
                     self.numbers.insert(attempt, number);
                 }
                 Decision::Stop { attempt, .. } => self.stop(context, attempt),
-                Decision::Enqueued { .. } | Decision::Seal { .. } | Decision::Rejected { .. } => {}
+                Decision::Enqueued { .. }
+                | Decision::Seal { .. }
+                | Decision::Probe { .. }
+                | Decision::Rejected { .. } => {}
             }
         }
     }

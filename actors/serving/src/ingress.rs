@@ -67,7 +67,7 @@ pub struct Ingress {
 impl Ingress {
     pub fn new(settings: &Settings, addresses: Arc<Addresses>, observer: Arc<dyn Observer>, clock: Clock) -> Self {
         Self {
-            machine: Machine::new(settings.ingress.clone()),
+            machine: Machine::new(settings.ingress_config()),
             clients: BTreeMap::new(),
             node: Arc::clone(&settings.node),
             addresses,
@@ -158,7 +158,7 @@ impl Ingress {
                 Decision::Rejected { key, rejection } => {
                     self.drive(context, Input::Rejected { key: *key, rejection: rejection.clone() });
                 }
-                Decision::Stop { .. } => {}
+                Decision::Stop { .. } | Decision::Probe { .. } => {}
             }
         }
     }

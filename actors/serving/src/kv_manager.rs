@@ -1,10 +1,11 @@
 //! A rank's KV manager: owns the machine that knows which blocks hold what, and alone reserves them.
 
-use crate::gpu_worker;
-use crate::{RankAddresses, Settings};
-use starling_actors::{Actor, ActorError, Context, SpanRecord};
-use starling_core::ids::RankId;
+use crate::{RankAddresses, Surroundings, gpu_worker, queue};
+use starling_actors::{Actor, ActorError, Address, Context, SpanRecord};
+use starling_core::ids::{RankId, RequestNumber, Round};
 use starling_core::kv::{ConfigError, Effect, Input, Manager};
+use starling_core::round::{Chain, PrefixMatch};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 pub enum Message {
@@ -12,20 +13,29 @@ pub enum Message {
     Reserve(Input),
     /// Growth, commits and releases of one step.
     Changes(Vec<Input>),
+    /// How much of each prompt could be reused; the answer goes into the next contribution.
+    Probe { round: Round, chains: Arc<[(RequestNumber, Chain)]> },
 }
 
 pub struct KvManager {
     rank: RankId,
     manager: Manager,
     addresses: RankAddresses,
+    queue: Address<queue::Message>,
     effects: Vec<Effect>,
 }
 
 impl KvManager {
     /// # Errors
     /// A pool that cannot hold anything; checked before the tree starts.
-    pub fn new(settings: &Settings, rank: RankId, addresses: RankAddresses) -> Result<Self, ConfigError> {
-        Ok(Self { rank, manager: Manager::new(settings.batch.pool)?, addresses, effects: Vec::new() })
+    pub fn new(around: &Surroundings, rank: RankId, addresses: RankAddresses) -> Result<Self, ConfigError> {
+        Ok(Self {
+            rank,
+            manager: Manager::new(around.settings.batch.pool)?,
+            addresses,
+            queue: around.addresses.queue.clone(),
+            effects: Vec::new(),
+        })
     }
 
     /// Tells the worker, which shares this actor's supervisor and fate.
@@ -33,6 +43,18 @@ impl KvManager {
         let effects = std::mem::take(&mut self.effects);
         let answer = gpu_worker::Message::Kv { effects, stats: self.manager.stats() };
         let _ = self.addresses.worker.tell(context.trace(), answer);
+    }
+
+    fn probe(&self, context: &Context<'_, Message>, round: Round, chains: &[(RequestNumber, Chain)]) {
+        let matched = |(number, chain): &(RequestNumber, Chain)| PrefixMatch {
+            number: *number,
+            rank: self.rank,
+            // A thinned chain stands for `stride` blocks a key.
+            tokens: self.manager.probe(&chain.hashes).saturating_mul(chain.stride),
+        };
+        let matches = chains.iter().map(matched).filter(|m| m.tokens > 0).collect();
+        // A queue that is down starts a new cluster, which probes again.
+        let _ = self.queue.tell(context.trace(), queue::Message::Matches { round, matches });
     }
 
     fn reserve(&mut self, context: &Context<'_, Message>, input: Input) {
@@ -76,6 +98,7 @@ impl Actor for KvManager {
                 }
                 self.answer(context);
             }
+            Message::Probe { round, chains } => self.probe(context, round, &chains),
         }
         Ok(())
     }
@@ -84,6 +107,7 @@ impl Actor for KvManager {
         match message {
             Message::Reserve(_) => "reserve",
             Message::Changes(_) => "changes",
+            Message::Probe { .. } => "probe",
         }
     }
 }

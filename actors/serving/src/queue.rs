@@ -6,14 +6,22 @@ use crate::wakeup::Wakeup;
 use crate::{Addresses, Settings};
 use starling_actors::{Actor, ActorError, Context};
 use starling_core::ids::{ClusterId, Epoch, Incarnation, RankId, Round};
-use starling_core::round::{Applied, Effect, Entry, Input, Machine, Member, RankSnapshot, View};
+use starling_core::round::{Applied, Effect, Entry, Input, Machine, Member, PrefixMatch, RankSnapshot, View};
 use std::sync::Arc;
 
 #[derive(Debug)]
 pub enum Message {
     Announce(Entry),
-    FromRank { entry: Option<Entry>, snapshot: RankSnapshot },
+    FromRank {
+        entry: Option<Entry>,
+        snapshot: RankSnapshot,
+    },
     Applied(Applied),
+    /// From a local rank: what it could reuse of the requests that `round` named.
+    Matches {
+        round: Round,
+        matches: Vec<PrefixMatch>,
+    },
     Draining,
     Tick,
 }
@@ -87,6 +95,7 @@ impl Actor for Queue {
             Message::Announce(entry) => Input::Announce(entry),
             Message::FromRank { entry, snapshot } => Input::FromRank { entry, snapshot },
             Message::Applied(applied) => Input::Applied(applied),
+            Message::Matches { round, matches } => Input::Matches { round, matches },
             Message::Draining => Input::Draining(true),
             Message::Tick => {
                 self.wakeup.fired();
@@ -102,6 +111,7 @@ impl Actor for Queue {
             Message::Announce(_) => "announce",
             Message::FromRank { .. } => "from_rank",
             Message::Applied(_) => "applied",
+            Message::Matches { .. } => "matches",
             Message::Draining => "draining",
             Message::Tick => "tick",
         }

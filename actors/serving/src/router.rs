@@ -3,12 +3,12 @@
 use crate::gpu_worker::RankReport;
 use crate::observer::{Observer, RoundReport};
 use crate::serving::Pulse;
-use crate::{Addresses, Settings, Surroundings};
+use crate::{Addresses, Settings, Surroundings, kv_manager};
 use starling_actors::{Actor, ActorError, Context, Reply};
-use starling_core::ids::{AttemptKey, RankId, Round};
+use starling_core::ids::{AttemptKey, RankId, RequestKey, RequestNumber, Round};
 use starling_core::replica::{Decision, Replica};
-use starling_core::round::{Entry, Merged, RankSnapshot, View};
-use std::collections::{BTreeSet, VecDeque};
+use starling_core::round::{Chain, Entry, Merged, RankSnapshot, View};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -37,6 +37,9 @@ pub enum Message {
     },
     Debug(Reply<PlacementDebug>),
 }
+
+/// Chains of ended requests that may be kept before they are swept.
+const CHAINS_SPARE: usize = 64;
 
 /// What a round decided, for those it concerns.
 #[derive(Clone, Debug)]
@@ -73,6 +76,8 @@ pub struct Router {
     observer: Arc<dyn Observer>,
     pulse: Arc<Pulse>,
     recent: VecDeque<Decision>,
+    /// Block keys of requests that may be probed; not replica state.
+    chains: BTreeMap<RequestKey, Chain>,
 }
 
 impl Router {
@@ -86,6 +91,7 @@ impl Router {
             observer: Arc::clone(&around.observer),
             pulse: Arc::clone(&around.pulse),
             recent: VecDeque::new(),
+            chains: BTreeMap::new(),
         }
     }
 
@@ -101,6 +107,7 @@ impl Router {
             apply: begun.elapsed(),
             faults: replica.faults(),
         };
+        self.probe(context, merged, &decisions);
         self.observer.round(&report);
         self.pulse.beat();
         let ended = SystemTime::now();
@@ -115,6 +122,31 @@ impl Router {
         // A queue that is just restarting has another cluster, and restarts this actor with it.
         let _ = self.addresses.queue.tell(context.trace(), applied);
         Ok(())
+    }
+
+    /// Asks the local ranks about the requests that the round named.
+    fn probe(&mut self, context: &Context<'_, Message>, merged: &Merged, decisions: &[Decision]) {
+        let Some(replica) = self.replica.as_ref().filter(|r| r.router().needs_matches()) else { return };
+        for sequenced in merged.contributions.iter().flat_map(|c| &c.entries) {
+            if let Entry::Arrival(arrival) = &sequenced.entry {
+                self.chains.insert(arrival.key, arrival.chain.clone());
+            }
+        }
+        if self.chains.len() > 2 * replica.requests_len() + CHAINS_SPARE {
+            self.chains.retain(|key, _| replica.knows(*key));
+        }
+        let chain = |d: &Decision| match d {
+            Decision::Probe { key, number } => Some((*number, self.chains.get(key)?.clone())),
+            _ => None,
+        };
+        let chains: Arc<[(RequestNumber, Chain)]> = decisions.iter().filter_map(chain).collect();
+        if replica.is_probing() {
+            for rank in &self.addresses.ranks {
+                let probe = kv_manager::Message::Probe { round: merged.round, chains: Arc::clone(&chains) };
+                // A rank that is down holds nothing: its matches are absent and count as 0.
+                let _ = rank.kv.tell(context.trace(), probe);
+            }
+        }
     }
 
     /// Keeps the ranks' own counts and the newest placements.
@@ -135,7 +167,10 @@ impl Router {
                         ledger.open.remove(attempt);
                     }
                 }
-                Decision::Enqueued { .. } | Decision::Seal { .. } | Decision::Rejected { .. } => {}
+                Decision::Enqueued { .. }
+                | Decision::Seal { .. }
+                | Decision::Probe { .. }
+                | Decision::Rejected { .. } => {}
             }
         }
     }

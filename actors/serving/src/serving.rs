@@ -70,6 +70,15 @@ pub enum SettingsError {
 }
 
 impl Settings {
+    /// The ingress' bounds, with what the placement policy asks of arrivals.
+    pub(crate) fn ingress_config(&self) -> core_ingress::Config {
+        let probes = self.replica.placement.policy == placement::Policy::KvAware;
+        core_ingress::Config {
+            probe_block_tokens: probes.then_some(self.batch.pool.block_tokens),
+            ..self.ingress.clone()
+        }
+    }
+
     /// # Errors
     /// The first setting that cannot work, with its value.
     pub fn validate(&self) -> Result<(), SettingsError> {
@@ -302,7 +311,7 @@ fn rank(around: &Surroundings, rank: RankId) -> SupervisorSpec {
     let own = around.addresses.ranks[rank.0 as usize].clone();
     let kv = ActorSpec::new(own.kv.name().to_owned(), {
         let (a, own) = (around.clone(), own.clone());
-        move || KvManager::new(&a.settings, rank, own.clone()).expect("settings were validated")
+        move || KvManager::new(&a, rank, own.clone()).expect("settings were validated")
     });
     let worker = ActorSpec::new(own.worker.name().to_owned(), {
         let (a, own) = (around.clone(), own.clone());

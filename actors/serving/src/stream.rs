@@ -130,7 +130,6 @@ impl TokenStream {
             explicit: self.submission.explicit,
             priority: self.submission.priority,
             tenant: self.submission.tenant,
-            head_tokens: 0,
         };
         let message = Message::Submit { submission: Box::new(submission), events: sender };
         let sent = self.ingress.tell(self.submission.trace, message).is_ok();

@@ -26,7 +26,12 @@ fn settings(ranks: u32, blocks: u32) -> Settings {
         context_tokens_max: 256,
         prompt_wait_us: 5_000_000,
         batch: batch::Config { step_tokens_max: 32, sequences_max: 8, pool: kv },
-        replica: replica::Config { cap: 8, attempts_max: 10, placement: placement::Config::default() },
+        replica: replica::Config {
+            cap: 8,
+            attempts_max: 10,
+            probe_requests_max: 256,
+            placement: placement::Config::default(),
+        },
         rounds: round::Config::default(),
         ingress: ingress::Config::default(),
     }
@@ -285,6 +290,36 @@ async fn a_pool_too_small_for_all_serves_all_by_preemption() {
     }
     rig.quiet().await;
     assert!(rig.seen.kv.lock().expect("no panic")[0].1.preemptions > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kv_aware_policy_finds_the_rank_that_holds_the_prefix_without_a_conversation_key() {
+    let policy = placement::Config { policy: placement::Policy::KvAware, ..placement::Config::default() };
+    let mut settings = settings(3, 200);
+    settings.replica.placement = policy;
+    let rig = Rig::start(settings).await;
+    // Prompts with nothing in common go to ranks of their own.
+    let mut homes = Vec::new();
+    for seed in 0..3u32 {
+        let prompt: Vec<TokenId> = (0..40).map(|i| 100 * seed + i).collect();
+        let mut stream = rig.submit(&prompt, 8, None);
+        let placed = timeout(LIMIT, stream.next()).await.expect("in time").expect("placed");
+        let StreamEvent::Placed(placed) = placed else { panic!("{placed:?}") };
+        homes.push((prompt, placed.rank));
+        timeout(LIMIT, stream.complete()).await.expect("in time").expect("served");
+        rig.quiet().await;
+    }
+    for (mut prompt, home) in homes.into_iter().rev() {
+        prompt.extend([7, 8, 9]);
+        let mut stream = rig.submit(&prompt, 8, None);
+        let placed = timeout(LIMIT, stream.next()).await.expect("in time").expect("placed");
+        assert!(matches!(&placed, StreamEvent::Placed(p) if p.rank == home), "{placed:?}, its prefix is on {home}");
+        let StreamEvent::Tokens(tokens) = first_token(&mut stream).await else { panic!("a token") };
+        assert!(tokens[0].cached_tokens >= 36, "{tokens:?}");
+        timeout(LIMIT, stream.complete()).await.expect("in time").expect("served");
+        rig.quiet().await;
+    }
+    assert_eq!(*rig.seen.faults.lock().expect("no panic"), replica::Faults::default());
 }
 
 /// Every actor is killed while streams run: each stream goes on to the end of the undisturbed answer.

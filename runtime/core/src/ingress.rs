@@ -9,11 +9,13 @@
 //! - I2: every submission is answered by exactly one of `Ended`, `Failed`, unless its client left.
 //! - I3: produced tokens never exceed `max_new_tokens`.
 
+use crate::admission::HEAD_TOKENS;
 use crate::batch::Frame;
 use crate::ids::{Attempt, AttemptKey, ConversationKey, Incarnation, RankId, RequestKey, TokenId};
+use crate::kv::identity::{Scope, truncated_chain};
 use crate::rejection::Rejection;
 use crate::request::{Finish, Generation};
-use crate::round::{Arrival, Entry, Explicit};
+use crate::round::{Arrival, Chain, Entry, Explicit};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -31,6 +33,9 @@ pub struct Config {
     pub backlog_tokens_max: u64,
     /// A request that stays in the backlog for longer is refused.
     pub announce_wait_us: u64,
+    /// Set where the routing policy asks ranks for prefix matches: arrivals then carry the prompt's block keys, of blocks
+    /// of this many tokens, and its first tokens.
+    pub probe_block_tokens: Option<u32>,
 }
 
 impl Default for Config {
@@ -41,6 +46,7 @@ impl Default for Config {
             backlog_requests_max: 8192,
             backlog_tokens_max: 64 << 20,
             announce_wait_us: 2_000_000,
+            probe_block_tokens: None,
         }
     }
 }
@@ -59,8 +65,6 @@ pub struct Submission {
     pub priority: f64,
     /// Salt of the block keys: blocks are shared within a tenant only.
     pub tenant: u64,
-    /// First tokens travel with the arrival where the routing policy sorts by them.
-    pub head_tokens: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -324,7 +328,8 @@ impl Machine {
             self.backlog_tokens -= open.tokens();
             open.state = State::Announced;
             self.announced += 1;
-            out.push(Effect::Announce(Entry::Arrival(Box::new(arrival(key, &open.submission)))));
+            let arrival = arrival(key, &open.submission, self.config.probe_block_tokens);
+            out.push(Effect::Announce(Entry::Arrival(Box::new(arrival))));
         }
     }
 
@@ -505,19 +510,28 @@ impl Machine {
     }
 }
 
-fn arrival(key: RequestKey, submission: &Submission) -> Arrival {
-    let head = submission.prompt.iter().take(submission.head_tokens.min(64) as usize).copied().collect();
-    Arrival {
+fn arrival(key: RequestKey, submission: &Submission, probe_block_tokens: Option<u32>) -> Arrival {
+    let mut arrival = Arrival {
         key,
         prompt_tokens: submission.prompt.len() as u32,
         produced_tokens: submission.produced.len() as u32,
-        head,
+        head: Box::default(),
+        chain: Chain::default(),
         children: 0,
         conversation: submission.conversation,
         sub_agent: submission.sub_agent,
         explicit: submission.explicit,
         priority: submission.priority,
+    };
+    if let Some(block_tokens) = probe_block_tokens {
+        let prompt = &submission.prompt;
+        // The last token is always computed, so it is never part of a match.
+        let reusable = &prompt[..prompt.len().saturating_sub(1)];
+        let scope = Scope { tenant: submission.tenant, adapter: None };
+        arrival.head = prompt.iter().take(HEAD_TOKENS).copied().collect();
+        arrival.chain = Chain::thinned(&truncated_chain(&scope, reusable, block_tokens));
     }
+    arrival
 }
 
 #[cfg(test)]

@@ -17,12 +17,12 @@ mod requests;
 use crate::admission::{self, Admission, Admitted, Limits, Pass, Priority, Queue, Waiting, affinity};
 use crate::digest;
 use crate::ids::{Attempt, AttemptKey, Incarnation, RankId, RequestKey, RequestNumber, Round};
-use crate::placement::{self, NoMatches, Placement, RankLoad, Router, Routing, Why};
+use crate::placement::{self, Placement, RankLoad, Router, Routing, Why};
 use crate::rejection::Rejection;
 use crate::round::{Applied, Arrival, Contribution, Entry, Merged, RankSnapshot, View};
 use requests::{Request, Requests, State};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// All settings that decide; equal on every member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,6 +31,8 @@ pub struct Config {
     pub cap: u32,
     /// Failed attempts after which a request is rejected.
     pub attempts_max: u32,
+    /// Requests that a round names to be probed at most.
+    pub probe_requests_max: u32,
     pub placement: placement::Config,
 }
 
@@ -45,6 +47,8 @@ pub enum Decision {
     Stop { attempt: AttemptKey, rank: RankId },
     /// The attempt failed: the ingress takes no more of its frames and resumes the request.
     Seal { attempt: AttemptKey },
+    /// Ranks look up how much of the prompt they could reuse, for the next round.
+    Probe { key: RequestKey, number: RequestNumber },
     /// The request is gone.
     Rejected { key: RequestKey, rejection: Rejection },
 }
@@ -89,6 +93,7 @@ pub struct Snapshot {
     router: Router,
     ranks: Vec<Rank>,
     requests: Vec<Request>,
+    named: BTreeSet<RequestNumber>,
     applied_seq: Vec<(Incarnation, u64)>,
     next_number: u64,
     clock_us: u64,
@@ -106,6 +111,8 @@ pub struct Replica {
     router: Router,
     ranks: Vec<Rank>,
     requests: Requests,
+    /// Requests that the last round named: the ones that this round may place, where the policy probes.
+    named: BTreeSet<RequestNumber>,
     applied_seq: BTreeMap<Incarnation, u64>,
     next_number: u64,
     clock_us: u64,
@@ -128,6 +135,7 @@ impl Replica {
             round: Round(view.first_round.0.saturating_sub(1)),
             ranks,
             requests: Requests::default(),
+            named: BTreeSet::new(),
             applied_seq: BTreeMap::new(),
             next_number: 1,
             clock_us: 0,
@@ -163,11 +171,18 @@ impl Replica {
             self.snapshots(contribution);
         }
         if !self.queue.is_empty() {
-            self.admit_and_place(out);
+            let matches = self.matches(merged);
+            self.admit_and_place(&matches, out);
         }
+        self.name_probes(out);
         self.round = merged.round;
         self.digest = self.digest_of_round(merged, &out[first..]);
-        Applied { round: self.round, digest: self.digest, waiting: !self.queue.is_empty() }
+        Applied {
+            round: self.round,
+            digest: self.digest,
+            waiting: !self.queue.is_empty(),
+            probing: !self.named.is_empty(),
+        }
     }
 
     fn entries(&mut self, contribution: &Contribution, wanted: impl Fn(&Entry) -> bool, out: &mut Vec<Decision>) {
@@ -337,9 +352,9 @@ impl Replica {
 
     /// Takes a placed request out of its rank's counts.
     fn release(&mut self, key: RequestKey, rank: usize) {
-        let Some(waiting) = self.requests.get(key).and_then(|r| r.state.waiting()) else { return };
+        let Some(State::Placed { waiting, load_tokens, .. }) = self.requests.get(key).map(|r| &r.state) else { return };
         let weight = self.weight(waiting.children);
-        let tokens = u64::from(waiting.tokens);
+        let tokens = u64::from(*load_tokens);
         let rank = &mut self.ranks[rank];
         rank.open = rank.open.saturating_sub(weight);
         rank.open_tokens = rank.open_tokens.saturating_sub(tokens);
@@ -381,7 +396,33 @@ impl Replica {
         }
     }
 
-    fn admit_and_place(&mut self, out: &mut Vec<Decision>) {
+    /// What the ranks found for the requests that the last round named, by dense rank.
+    fn matches(&self, merged: &Merged) -> BTreeMap<RequestNumber, Vec<u32>> {
+        let mut rows: BTreeMap<RequestNumber, Vec<u32>> = BTreeMap::new();
+        for contribution in &merged.contributions {
+            for found in contribution.prefix_matches.iter().filter(|m| self.named.contains(&m.number)) {
+                let owned = |rank: &usize| self.ranks[*rank].member == contribution.member;
+                let Some(rank) = self.index_of(found.rank).filter(owned) else { continue };
+                let row = rows.entry(found.number).or_insert_with(|| vec![0; self.ranks.len()]);
+                row[rank] = found.tokens;
+            }
+        }
+        rows
+    }
+
+    /// Names the next requests in queue order, where placement needs their matches.
+    fn name_probes(&mut self, out: &mut Vec<Decision>) {
+        self.named.clear();
+        if self.router.needs_matches() {
+            let next = self.queue.iter().take(self.config.probe_requests_max as usize);
+            for waiting in next {
+                self.named.insert(waiting.number);
+                out.push(Decision::Probe { key: waiting.key, number: waiting.number });
+            }
+        }
+    }
+
+    fn admit_and_place(&mut self, matches: &BTreeMap<RequestNumber, Vec<u32>>, out: &mut Vec<Decision>) {
         let cap = self.config.cap;
         self.counts.clear();
         self.counts.extend(self.ranks.iter().map(|r| r.open.max(r.snapshot.active_requests)));
@@ -396,6 +437,7 @@ impl Replica {
             held: &held,
             now_us: self.clock_us,
             count_children: self.config.placement.count_children,
+            only: self.router.needs_matches().then_some(&self.named),
         };
         let (router, now_us) = (&self.router, self.clock_us);
         self.queue.admit(&pass, |waiting| router.admission_rank(waiting, now_us), &mut self.admission);
@@ -408,13 +450,14 @@ impl Replica {
             .extend(active.map(|(rank, count)| RankLoad { active_requests: *count, active_tokens: rank.open_tokens }));
         let mut placement = std::mem::take(&mut self.placement);
         let mut batch = std::mem::take(&mut self.admission.admitted);
-        let routing =
-            Routing { loads: &self.loads, cap, held: &self.admission.held, now_us: self.clock_us, matches: &NoMatches };
+        let routing = Routing { loads: &self.loads, cap, held: &self.admission.held, now_us: self.clock_us, matches };
         self.router.route(&routing, &batch, &mut placement);
         debug_assert_eq!(placement.over_cap, 0, "P2: the admission pass leaves room for what it lets through");
         for assigned in &placement.assigned {
             let admitted = std::mem::take(&mut batch[assigned.index as usize]);
-            self.place(admitted, (assigned.rank, assigned.why), out);
+            let row = matches.get(&admitted.request.number);
+            let matched = row.map_or(0, |row| row[assigned.rank as usize]);
+            self.place(admitted, (assigned.rank, matched, assigned.why), out);
         }
         self.faults.placements_dropped += placement.dropped.len() as u64;
         let dropped = placement.dropped.iter().map(|index| std::mem::take(&mut batch[*index as usize]).request);
@@ -425,19 +468,21 @@ impl Replica {
         self.placement = placement;
     }
 
-    fn place(&mut self, admitted: Admitted, (index, why): (u32, Why), out: &mut Vec<Decision>) {
+    fn place(&mut self, admitted: Admitted, (index, matched, why): (u32, u32, Why), out: &mut Vec<Decision>) {
         let waiting = admitted.request;
         let (key, number) = (waiting.key, waiting.number);
         let weight = self.weight(waiting.children);
         let rank = &mut self.ranks[index as usize];
         rank.open = rank.open.saturating_add(weight);
-        rank.open_tokens += u64::from(waiting.tokens);
+        // What is cached costs nothing; a policy that does not probe counts the whole prompt.
+        let load_tokens = waiting.tokens.saturating_sub(matched);
+        rank.open_tokens += u64::from(load_tokens);
         let id = rank.id;
         let mut attempt = Attempt(0);
         self.requests.change(key, |r| {
             r.attempt.0 += 1;
             attempt = r.attempt;
-            r.state = State::Placed { rank: id, waiting };
+            r.state = State::Placed { rank: id, waiting, load_tokens };
         });
         out.push(Decision::Placed { attempt: AttemptKey { key, attempt }, number, rank: id, why });
     }
@@ -472,6 +517,7 @@ impl Replica {
             words.extend([u64::from(rank.id.0), u64::from(rank.open), rank.open_tokens, u64::from(rank.draining)]);
             words.extend([s.counted.0, u64::from(s.active_requests), s.active_tokens, s.steps]);
         }
+        words.extend(self.named.iter().map(|number| number.0));
         for (member, seq) in &self.applied_seq {
             words.extend([member.0, *seq]);
         }
@@ -487,6 +533,7 @@ impl Replica {
             router: self.router.clone(),
             ranks: self.ranks.clone(),
             requests: self.requests.iter().cloned().collect(),
+            named: self.named.clone(),
             applied_seq: self.applied_seq.iter().map(|(m, s)| (*m, *s)).collect(),
             next_number: self.next_number,
             clock_us: self.clock_us,
@@ -515,6 +562,7 @@ impl Replica {
             router: snapshot.router,
             ranks: snapshot.ranks,
             requests,
+            named: snapshot.named,
             applied_seq: snapshot.applied_seq.into_iter().collect(),
             next_number: snapshot.next_number,
             clock_us: snapshot.clock_us,
@@ -538,6 +586,16 @@ impl Replica {
 
     pub fn waiting_len(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Whether the last round named requests to probe.
+    pub fn is_probing(&self) -> bool {
+        !self.named.is_empty()
+    }
+
+    /// Whether the request is known: announced and not ended.
+    pub fn knows(&self, key: RequestKey) -> bool {
+        self.requests.get(key).is_some()
     }
 
     pub fn requests_len(&self) -> usize {
@@ -575,10 +633,10 @@ impl Replica {
                     return Err(format!("P1: {} waits but is not in the queue", request.key));
                 }
                 State::Waiting => waiting += 1,
-                State::Placed { rank, waiting } => {
+                State::Placed { rank, waiting, load_tokens } => {
                     let index = self.index_of(*rank).ok_or(format!("{} is placed on {rank}", request.key))?;
                     open[index].0 += u64::from(self.weight(waiting.children));
-                    open[index].1 += u64::from(waiting.tokens);
+                    open[index].1 += u64::from(*load_tokens);
                 }
                 State::Closing { .. } | State::Held { .. } => {}
             }
@@ -613,6 +671,7 @@ impl Decision {
             Decision::Stop { attempt, rank } => (2, &attempt.key, attempt.attempt.0, u64::from(rank.0)),
             Decision::Seal { attempt } => (3, &attempt.key, attempt.attempt.0, 0),
             Decision::Rejected { key, .. } => (4, key, 0, 0),
+            Decision::Probe { key, number } => (5, key, 0, number.0),
         };
         words.extend([tag, key.ingress.0, key.seq, u64::from(attempt), value]);
     }

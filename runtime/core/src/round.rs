@@ -12,7 +12,9 @@
 
 mod contribution;
 
-pub use contribution::{Arrival, Contribution, Entry, Explicit, Merged, RankSnapshot, Sequenced};
+pub use contribution::{
+    Arrival, CHAIN_HASHES_MAX, Chain, Contribution, Entry, Explicit, Merged, PrefixMatch, RankSnapshot, Sequenced,
+};
 
 use crate::ids::{ClusterId, Epoch, Incarnation, RankId, Round};
 use serde::{Deserialize, Serialize};
@@ -25,16 +27,19 @@ pub struct Config {
     pub busy_interval_us: u64,
     pub heartbeat_us: u64,
     pub contribution_entries_max: usize,
+    /// How long a contribution waits for the local ranks' prefix matches.
+    pub probe_us_max: u64,
 }
 
 impl Default for Config {
-    /// The bounds of the protocol: 2 ms, 20 ms, 200 ms, 256 entries.
+    /// The bounds of the protocol: 2 ms, 20 ms, 200 ms, 256 entries, 2 ms.
     fn default() -> Self {
         Self {
             round_interval_us_min: 2_000,
             busy_interval_us: 20_000,
             heartbeat_us: 200_000,
             contribution_entries_max: 256,
+            probe_us_max: 2_000,
         }
     }
 }
@@ -76,6 +81,11 @@ pub enum Input {
         entry: Option<Entry>,
         snapshot: RankSnapshot,
     },
+    /// What one local rank could reuse of the requests that `round` named.
+    Matches {
+        round: Round,
+        matches: Vec<PrefixMatch>,
+    },
     /// Another member's contribution.
     Received(Contribution),
     /// The replica applied `round`.
@@ -92,6 +102,8 @@ pub struct Applied {
     pub digest: u64,
     /// Something waits in the queue, so rounds keep a busy pace.
     pub waiting: bool,
+    /// The round named requests to probe: the next one brings the matches.
+    pub probing: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -119,6 +131,8 @@ pub enum Dropped {
     Malformed(Incarnation),
     /// The replica spoke of a round that is not the one it was given.
     UnexpectedApplied(Round),
+    /// Matches came behind the contribution that would have carried them; they count as 0.
+    LateMatches(Round),
 }
 
 /// Rounds that can be held at once: the next and the one after it.
@@ -140,11 +154,21 @@ pub struct Machine {
     outbox: VecDeque<Sequenced>,
     next_seq: u64,
     ranks: Vec<RankSnapshot>,
+    /// Prefix matches for the next contribution, and how long it waits for more.
+    matches: Vec<PrefixMatch>,
+    probe: Option<Probe>,
     draining: bool,
     /// Added to the caller's clock to make this member's agreed clock.
     clock_offset_us: i64,
     agreed_clock_us: u64,
     contributed_at_us: Option<u64>,
+}
+
+/// Ranks that have not answered a probe, and until when they may.
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    open: usize,
+    until_us: u64,
 }
 
 impl Machine {
@@ -157,12 +181,19 @@ impl Machine {
             cluster,
             me,
             completed: Round(view.first_round.0.saturating_sub(1)),
-            applied: Some(Applied { round: Round(view.first_round.0.saturating_sub(1)), digest: 0, waiting: false }),
+            applied: Some(Applied {
+                round: Round(view.first_round.0.saturating_sub(1)),
+                digest: 0,
+                waiting: false,
+                probing: false,
+            }),
             held: (0..ROUNDS_HELD).map(|_| vec![None; members]).collect(),
             view,
             outbox: VecDeque::new(),
             next_seq: 1,
             ranks: Vec::new(),
+            matches: Vec::new(),
+            probe: None,
             draining: false,
             clock_offset_us: 0,
             agreed_clock_us: 0,
@@ -183,6 +214,14 @@ impl Machine {
                     self.announce(entry);
                 }
             }
+            Input::Matches { round, matches } => {
+                if round == self.completed && !self.mine_is_out() {
+                    self.matches.extend(matches);
+                    self.probe = self.probe.filter(|p| p.open > 1).map(|p| Probe { open: p.open - 1, ..p });
+                } else {
+                    out.push(Effect::Dropped(Dropped::LateMatches(round)));
+                }
+            }
             Input::Received(contribution) => {
                 if let Err(dropped) = self.receive(contribution) {
                     out.push(Effect::Dropped(dropped));
@@ -190,6 +229,12 @@ impl Machine {
             }
             Input::Applied(applied) if applied.round == self.completed && self.applied.is_none() => {
                 self.applied = Some(applied);
+                let mine = self.view.members.iter().find(|m| m.incarnation == self.me);
+                self.matches.clear();
+                self.probe = applied.probing.then(|| Probe {
+                    open: mine.map_or(0, |m| m.ranks.len()),
+                    until_us: now_us + self.config.probe_us_max,
+                });
             }
             Input::Applied(applied) => out.push(Effect::Dropped(Dropped::UnexpectedApplied(applied.round))),
             Input::Draining(draining) => self.draining = draining,
@@ -208,10 +253,8 @@ impl Machine {
         if self.applied.is_none() || self.mine_is_out() {
             return None;
         }
-        Some(match self.contributed_at_us {
-            None => 0,
-            Some(at) => at + self.interval_us(),
-        })
+        let due = self.contributed_at_us.map_or(0, |at| at + self.interval_us());
+        Some(self.probe.map_or(due, |probe| due.max(probe.until_us)))
     }
 
     /// The last completed round.
@@ -231,7 +274,8 @@ impl Machine {
     /// How long after the last contribution the next one is due.
     fn interval_us(&self) -> u64 {
         let others_wait = self.held[0].iter().any(Option::is_some);
-        if others_wait || !self.outbox.is_empty() {
+        let probing = self.applied.is_some_and(|a| a.probing);
+        if others_wait || probing || !self.outbox.is_empty() {
             self.config.round_interval_us_min
         } else if self.applied.is_some_and(|a| a.waiting) {
             self.config.busy_interval_us
@@ -296,6 +340,7 @@ impl Machine {
             clock_us: now_us.saturating_add_signed(self.clock_offset_us),
             entries: self.outbox.iter().take(self.config.contribution_entries_max).cloned().collect(),
             ranks: self.ranks.clone(),
+            prefix_matches: std::mem::take(&mut self.matches),
             digest: self.applied.map_or(0, |a| a.digest),
             draining: self.draining,
         };

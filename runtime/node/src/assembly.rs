@@ -27,6 +27,9 @@ const STOP_WAIT: Duration = Duration::from_secs(10);
 /// How long answers that are complete may take to reach their clients.
 const FLUSH_WAIT: Duration = Duration::from_secs(5);
 
+/// Requests that a round asks the ranks about at most (the protocol's bound).
+const PROBE_REQUESTS_MAX: u32 = 256;
+
 /// Why a node did not start. Each kind has an exit code of its own.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -183,6 +186,7 @@ fn settings(config: &Config, loaded: &Loaded) -> Settings {
         replica: replica::Config {
             cap: config.engine.sequences_max,
             attempts_max: config.limits.attempts_max,
+            probe_requests_max: PROBE_REQUESTS_MAX,
             placement: (*config.placement).clone(),
         },
         rounds: round::Config {
@@ -196,6 +200,7 @@ fn settings(config: &Config, loaded: &Loaded) -> Settings {
             backlog_requests_max: config.limits.backlog_requests_max,
             backlog_tokens_max: config.limits.backlog_tokens_max,
             announce_wait_us: config.limits.announce_wait.as_micros(),
+            ..ingress::Config::default()
         },
     }
 }

@@ -6,7 +6,9 @@
 
 use super::queue::Queue;
 use super::waiting::Waiting;
+use crate::ids::RequestNumber;
 use crate::placement::CountChildren;
+use std::collections::BTreeSet;
 
 /// What one pass decides on. All slices are by dense rank index.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +23,8 @@ pub struct Pass<'a> {
     pub held: &'a [u32],
     pub now_us: u64,
     pub count_children: CountChildren,
+    /// The requests that may be admitted, where placement first asks the ranks for prefix matches. `None`: all.
+    pub only: Option<&'a BTreeSet<RequestNumber>>,
 }
 
 /// A request that the pass lets through.
@@ -129,6 +133,10 @@ impl Queue {
         while let Some((priority, mut slot)) = lane {
             lane = self.lane_after(priority);
             while let Some((request, next)) = self.at(slot) {
+                if pass.only.is_some_and(|only| !only.contains(&request.number)) {
+                    slot = next;
+                    continue;
+                }
                 let whole = 1 + u64::from(request.children);
                 // An empty budget ends the pass before anything is counted as deferred.
                 if whole > budget {

@@ -29,7 +29,7 @@ fn filled(policy: Policy, requests: impl IntoIterator<Item = Waiting>) -> Queue 
 }
 
 fn pass<'a>(budget: u64, cap: u32, counts: &'a [u32]) -> Pass<'a> {
-    Pass { budget, cap, counts, held: &[], now_us: 0, count_children: CountChildren::StrictCap }
+    Pass { budget, cap, counts, held: &[], now_us: 0, count_children: CountChildren::StrictCap, only: None }
 }
 
 fn admit(queue: &mut Queue, pass: &Pass<'_>) -> Vec<u64> {

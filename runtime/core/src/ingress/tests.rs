@@ -12,7 +12,6 @@ fn submission(ticket: u64, produced: Vec<TokenId>) -> Box<Submission> {
         explicit: None,
         priority: 0.5,
         tenant: 0,
-        head_tokens: 2,
     })
 }
 
@@ -73,7 +72,7 @@ fn a_request_is_announced_prompted_streamed_and_ended_by_its_ingress() {
     let out = rig.put(Input::Submit(submission(1, vec![])));
     let [Effect::Announce(Entry::Arrival(arrival))] = &out[..] else { panic!("{out:?}") };
     assert_eq!((arrival.key, arrival.prompt_tokens, arrival.produced_tokens), (key(1), 3, 0));
-    assert_eq!(*arrival.head, [1, 2]);
+    assert!(arrival.head.is_empty() && arrival.chain.hashes.is_empty(), "nobody probes");
     let out = rig.put(Input::Placed { attempt: attempt(1, 1), rank: RankId(1) });
     let [Effect::Placed { .. }, Effect::Prompt { rank: RankId(1), prompt, .. }] = &out[..] else { panic!("{out:?}") };
     assert_eq!((prompt.tokens.as_slice(), prompt.produced), ([1, 2, 3].as_slice(), 0));
@@ -83,6 +82,21 @@ fn a_request_is_announced_prompted_streamed_and_ended_by_its_ingress() {
     assert!(out.contains(&Effect::Announce(Entry::Ended(key(1)))));
     assert!(out.contains(&Effect::Ended { ticket: Ticket(1), finish: Finish::Stop }));
     assert_eq!(rig.machine.open_len(), 0);
+}
+
+#[test]
+fn where_the_policy_probes_arrivals_carry_the_keys_of_all_but_the_last_token() {
+    let mut rig = Rig::new(Config { probe_block_tokens: Some(2), ..Config::default() });
+    let mut long = submission(1, vec![]);
+    long.prompt = (0..3000).collect();
+    let out = rig.put(Input::Submit(long));
+    let [Effect::Announce(Entry::Arrival(arrival))] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(arrival.head.len(), 64);
+    // 2,999 reusable tokens are 1,499 full blocks: every third key, 499 of them.
+    assert_eq!((arrival.chain.stride, arrival.chain.hashes.len()), (3, 499));
+    let prompt: Vec<TokenId> = (0..6).collect();
+    let scope = Scope { tenant: 0, adapter: None };
+    assert_eq!(arrival.chain.hashes[0], truncated_chain(&scope, &prompt, 2)[2]);
 }
 
 #[test]
@@ -132,8 +146,13 @@ fn a_client_that_leaves_stops_its_rank_at_once_and_is_announced() {
 
 #[test]
 fn the_backlog_is_bounded_in_requests_tokens_and_time() {
-    let config =
-        Config { announced_requests_max: 1, backlog_requests_max: 2, backlog_tokens_max: 7, announce_wait_us: 100 };
+    let config = Config {
+        announced_requests_max: 1,
+        backlog_requests_max: 2,
+        backlog_tokens_max: 7,
+        announce_wait_us: 100,
+        ..Config::default()
+    };
     let mut rig = Rig::new(config);
     rig.put(Input::Submit(submission(1, vec![])));
     assert_eq!(rig.put(Input::Submit(submission(2, vec![]))), []);

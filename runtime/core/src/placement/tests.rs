@@ -163,6 +163,7 @@ impl Beside {
         let loads = self.loads();
         let counts: Vec<u32> = loads.iter().map(|load| load.active_requests).collect();
         let pass = Pass {
+            only: None,
             budget: admission::budget(&counts, &round.held, self.cap),
             cap: self.cap,
             counts: &counts,
@@ -382,6 +383,7 @@ fn strict(passes: u32) -> Config {
 fn step(queue: &mut Queue, router: &mut Router, counts: &[u32], cap: u32, now_us: u64) -> Vec<(u64, u32, Why)> {
     let mut admission = Admission::default();
     let pass = Pass {
+        only: None,
         budget: admission::budget(counts, &[], cap),
         cap,
         counts,

@@ -15,16 +15,13 @@ pub(super) enum State {
     Placed {
         rank: RankId,
         waiting: Waiting,
+        /// What the request counts as its rank's load: the prompt less what was cached.
+        load_tokens: u32,
     },
     /// Its rank is done; its ingress has not ended it yet.
-    Closing {
-        rank: RankId,
-        waiting: Waiting,
-    },
+    Closing { rank: RankId, waiting: Waiting },
     /// Its attempt failed; its ingress has not resumed it yet.
-    Held {
-        waiting: Waiting,
-    },
+    Held { waiting: Waiting },
 }
 
 impl State {
@@ -52,7 +49,7 @@ impl State {
 
     pub(super) fn closed(self) -> State {
         match self {
-            State::Placed { rank, waiting } => State::Closing { rank, waiting },
+            State::Placed { rank, waiting, .. } => State::Closing { rank, waiting },
             other => other,
         }
     }

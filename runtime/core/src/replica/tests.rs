@@ -1,6 +1,6 @@
 use super::*;
 use crate::ids::{ClusterId, ConversationKey, Epoch};
-use crate::round::{Explicit, Member, Sequenced};
+use crate::round::{Chain, Explicit, Member, PrefixMatch, Sequenced};
 use proptest::prelude::*;
 
 const ME: Incarnation = Incarnation(7);
@@ -11,7 +11,7 @@ fn view(ranks: u32) -> View {
 }
 
 fn config(cap: u32) -> Config {
-    Config { cap, attempts_max: 3, placement: placement::Config::default() }
+    Config { cap, attempts_max: 3, probe_requests_max: 256, placement: placement::Config::default() }
 }
 
 /// One member's rounds, with its outbox.
@@ -20,12 +20,20 @@ struct Rig {
     round: u64,
     seq: u64,
     ranks: Vec<RankSnapshot>,
+    matches: Vec<PrefixMatch>,
     draining: bool,
 }
 
 impl Rig {
     fn new(ranks: u32, cap: u32) -> Self {
-        Self { replica: Replica::new(view(ranks), config(cap)), round: 0, seq: 0, ranks: vec![], draining: false }
+        Self {
+            replica: Replica::new(view(ranks), config(cap)),
+            round: 0,
+            seq: 0,
+            ranks: vec![],
+            matches: vec![],
+            draining: false,
+        }
     }
 
     fn merged(&mut self, entries: Vec<Entry>) -> Merged {
@@ -45,6 +53,7 @@ impl Rig {
             clock_us: self.round * 1000,
             entries,
             ranks: self.ranks.clone(),
+            prefix_matches: std::mem::take(&mut self.matches),
             digest: 0,
             draining: self.draining,
         };
@@ -80,6 +89,7 @@ fn arrival(seq: u64, conversation: Option<u128>) -> Entry {
         prompt_tokens: 10,
         produced_tokens: 0,
         head: Box::default(),
+        chain: Chain::default(),
         children: 0,
         conversation: conversation.map(ConversationKey),
         sub_agent: None,
@@ -227,6 +237,33 @@ fn a_flipped_bit_is_found_within_256_rounds_and_says_digest_zero() {
     });
     assert!(found.is_some());
     assert_eq!(rig.replica.faults().digest_mismatches, 1);
+}
+
+#[test]
+fn a_policy_that_probes_places_one_round_later_where_the_prefix_is() {
+    let mut rig = Rig::new(2, 4);
+    let policy = placement::Config { policy: placement::Policy::KvAware, ..placement::Config::default() };
+    rig.replica = Replica::new(view(2), Config { placement: policy, ..config(4) });
+    let out = rig.round(vec![arrival(1, None), arrival(2, None)]);
+    assert_eq!(placed(&out), []);
+    let named: Vec<u64> = out
+        .iter()
+        .filter_map(|d| match d {
+            Decision::Probe { number, .. } => Some(number.0),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(named, [1, 2]);
+    let found = |number, rank, tokens| PrefixMatch { number: RequestNumber(number), rank: RankId(rank), tokens };
+    // A match of a request that was not named, and one of a rank that is not there, say nothing.
+    rig.matches = vec![found(1, 1, 9), found(2, 1, 9), found(77, 0, 9), found(1, 5, 9)];
+    let out = rig.round(vec![arrival(3, None)]);
+    assert_eq!(placed(&out), [(1, 1, 1), (2, 1, 1)], "3 came too late to be probed");
+    assert_eq!(rig.replica.ranks[1].open_tokens, 2, "what is cached is no load");
+    let out = rig.round(vec![]);
+    assert_eq!(placed(&out), [(3, 1, 0)], "no match anywhere: the emptiest");
+    rig.round((1..=3).flat_map(|s| [Entry::Finished(attempt(s, 1)), Entry::Ended(key(s))]).collect());
+    assert!(rig.replica.ranks.iter().all(|r| r.open == 0 && r.open_tokens == 0));
 }
 
 fn view_of(epoch: u64, members: &[(u64, &[u32])]) -> View {

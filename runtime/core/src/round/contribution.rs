@@ -1,8 +1,10 @@
 //! What a member says in a round.
 
+use crate::admission::HEAD_TOKENS;
 use crate::digest;
 use crate::ids::{
-    Attempt, AttemptKey, ClusterId, ConversationKey, Epoch, Incarnation, RankId, RequestKey, Round, TokenId,
+    Attempt, AttemptKey, ClusterId, ConversationKey, Epoch, Incarnation, RankId, RequestKey, RequestNumber, Round,
+    TokenId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +21,8 @@ pub struct Contribution {
     pub entries: Vec<Sequenced>,
     /// Each rank it hosts.
     pub ranks: Vec<RankSnapshot>,
+    /// For requests that the last round named: what each local rank could reuse. What is absent counts as 0.
+    pub prefix_matches: Vec<PrefixMatch>,
     /// Of the last completed round.
     pub digest: u64,
     pub draining: bool,
@@ -57,12 +61,42 @@ pub struct Arrival {
     pub produced_tokens: u32,
     /// First tokens of the prompt, at most 64: only where the routing policy sorts by them.
     pub head: Box<[TokenId]>,
+    /// Truncated block keys of the prompt, for probing only; no replica keeps them. Empty unless the policy probes.
+    pub chain: Chain,
     pub children: u32,
     pub conversation: Option<ConversationKey>,
     pub sub_agent: Option<ConversationKey>,
     pub explicit: Option<Explicit>,
     /// Higher is served first under the priority queue. Finite.
     pub priority: f64,
+}
+
+/// Hashes of a chain at most (4 KiB); a longer one is thinned.
+pub const CHAIN_HASHES_MAX: usize = 512;
+
+/// The block keys of a prompt, truncated to 64 bits, every `stride`-th: each covers all before it, so a match is exact
+/// to `stride` blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chain {
+    pub hashes: Box<[u64]>,
+    pub stride: u32,
+}
+
+impl Chain {
+    /// Thins `hashes`, one a block, to what a contribution carries.
+    pub fn thinned(hashes: &[u64]) -> Self {
+        let stride = hashes.len().div_ceil(CHAIN_HASHES_MAX).max(1);
+        let kept = hashes.iter().skip(stride - 1).step_by(stride).copied().collect();
+        Self { hashes: kept, stride: stride as u32 }
+    }
+}
+
+/// Prompt tokens of a waiting request whose KV a rank holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefixMatch {
+    pub number: RequestNumber,
+    pub rank: RankId,
+    pub tokens: u32,
 }
 
 /// A rank that the client named.
@@ -118,10 +152,13 @@ impl Contribution {
         let ranks_own = self.ranks.iter().all(|r| own.contains(&r.rank));
         let ranks_once = self.ranks.iter().enumerate().all(|(i, r)| self.ranks[..i].iter().all(|o| o.rank != r.rank));
         let entries_sane = self.entries.iter().all(|s| match &s.entry {
-            Entry::Arrival(a) => a.priority.is_finite() && a.head.len() <= 64,
+            Entry::Arrival(a) => {
+                a.priority.is_finite() && a.head.len() <= HEAD_TOKENS && a.chain.hashes.len() <= CHAIN_HASHES_MAX
+            }
             _ => true,
         });
-        self.entries.len() <= entries_max && seqs_grow && ranks_own && ranks_once && entries_sane
+        let matches_own = self.prefix_matches.iter().all(|m| own.contains(&m.rank));
+        self.entries.len() <= entries_max && seqs_grow && ranks_own && ranks_once && entries_sane && matches_own
     }
 
     fn fold_hash(&self, hash: u64) -> u64 {
@@ -134,6 +171,7 @@ impl Contribution {
             self.digest,
             u64::from(self.draining),
             self.entries.len() as u64,
+            self.prefix_matches.len() as u64,
         ];
         for s in &self.entries {
             words.push(s.seq);
@@ -152,6 +190,9 @@ impl Contribution {
                 r.steps,
             ]);
         }
+        for m in &self.prefix_matches {
+            words.extend([m.number.0, u64::from(m.rank.0), u64::from(m.tokens)]);
+        }
         digest::element(hash, &words)
     }
 }
@@ -164,6 +205,8 @@ impl Entry {
                 words.extend([u64::from(a.prompt_tokens), u64::from(a.produced_tokens), u64::from(a.children)]);
                 words.push(a.head.len() as u64);
                 words.extend(a.head.iter().map(|t| u64::from(*t)));
+                words.extend([a.chain.hashes.len() as u64, u64::from(a.chain.stride)]);
+                words.extend(a.chain.hashes.iter().copied());
                 push_key(words, a.conversation);
                 push_key(words, a.sub_agent);
                 match a.explicit {

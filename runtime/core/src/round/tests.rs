@@ -26,7 +26,7 @@ fn drive(machine: &mut Machine, now_us: u64, input: Input) -> Vec<Effect> {
 }
 
 fn applied(round: u64, waiting: bool) -> Input {
-    Input::Applied(Applied { round: Round(round), digest: round * 7, waiting })
+    Input::Applied(Applied { round: Round(round), digest: round * 7, waiting, probing: false })
 }
 
 fn completed(effects: &[Effect]) -> Option<&Merged> {
@@ -149,6 +149,7 @@ fn strangers_old_rounds_duplicates_and_equivocation_are_dropped_with_their_reaso
         clock_us: 5,
         entries: vec![],
         ranks: vec![],
+        prefix_matches: vec![],
         digest: 0,
         draining: false,
     };
@@ -188,6 +189,7 @@ fn one_wrong_clock_does_not_move_the_agreed_clock() {
             clock_us,
             entries: vec![],
             ranks: vec![],
+            prefix_matches: vec![],
             digest: 0,
             draining: false,
         })
@@ -196,4 +198,26 @@ fn one_wrong_clock_does_not_move_the_agreed_clock() {
     drive(&mut m, 1_000, from(2, u64::MAX));
     let out = drive(&mut m, 1_000, from(3, 1_050));
     assert_eq!(completed(&out).map(|c| c.clock_us), Some(1_050));
+}
+
+#[test]
+fn a_contribution_waits_for_the_matches_of_its_ranks_but_not_for_long() {
+    let two_ranks =
+        View { members: vec![Member { incarnation: Incarnation(1), ranks: vec![RankId(0), RankId(1)] }], ..view(1) };
+    let mut m = Machine::new(ClusterId(9), Incarnation(1), two_ranks, Config::default()).expect("a member");
+    drive(&mut m, 0, Input::Tick);
+    let probing = |round| Applied { round: Round(round), digest: 1, waiting: true, probing: true };
+    let found = |rank| vec![PrefixMatch { number: crate::ids::RequestNumber(4), rank: RankId(rank), tokens: 16 }];
+    drive(&mut m, 5_000, Input::Applied(probing(1)));
+    assert_eq!(m.poll_timeout(), Some(7_000), "the interval has passed; the probe has not");
+    let one = drive(&mut m, 5_100, Input::Matches { round: Round(1), matches: found(0) });
+    assert!(completed(&one).is_none(), "another rank has not answered");
+    let both = drive(&mut m, 5_200, Input::Matches { round: Round(1), matches: found(1) });
+    let merged = completed(&both).expect("all answered");
+    assert_eq!(merged.contributions[0].prefix_matches, [found(0), found(1)].concat());
+    drive(&mut m, 9_000, Input::Applied(probing(2)));
+    let late = drive(&mut m, 11_000, Input::Tick);
+    assert!(completed(&late).is_some_and(|c| c.contributions[0].prefix_matches.is_empty()), "nobody waits longer");
+    let dropped = drive(&mut m, 11_100, Input::Matches { round: Round(2), matches: found(0) });
+    assert_eq!(dropped, [Effect::Dropped(Dropped::LateMatches(Round(2)))]);
 }
