@@ -1,5 +1,6 @@
 //! Every way in which a request can fail, and the one table that says how each is told.
 
+use super::router::HEADER_RANK;
 use crate::text::{ChatError, TextError};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -122,7 +123,7 @@ impl ApiError {
                 Rejection::ShuttingDown => failed(503, SERVER, "shutting_down"),
                 Rejection::RankFailed => failed(503, SERVER, "rank_failed"),
                 Rejection::AttemptsExhausted { .. } => failed(500, SERVER, "attempts_exhausted"),
-                Rejection::NoSuchRank { .. } => failed(500, SERVER, "no_such_rank"),
+                Rejection::NoSuchRank { .. } => bad(400, "no_such_rank"),
                 Rejection::DuplicateRequest { .. } => failed(500, SERVER, "duplicate_request"),
                 Rejection::PromptTooLong { .. } => bad(400, "context_length_exceeded"),
                 Rejection::TooLargeForRank { .. } => bad(400, "too_large_for_rank"),
@@ -142,6 +143,7 @@ impl ApiError {
             Self::ContextExceeded { param, .. } => Some(param),
             Self::Chat(_) => Some("messages"),
             Self::Refused(Rejection::TooManyChildren { .. }, _) => Some("n"),
+            Self::Refused(Rejection::NoSuchRank { .. }, _) => Some(HEADER_RANK),
             Self::Refused(_, prompt) if self.row().status == 400 => Some(prompt),
             _ => None,
         }
