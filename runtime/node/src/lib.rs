@@ -1,6 +1,10 @@
+//! The node: configuration, the OpenAI-compatible API, telemetry, the command line, and how they are put together.
+
 pub mod api;
+pub mod assembly;
 pub mod cli;
 pub mod config;
 pub mod fetch;
+pub mod run;
 pub mod telemetry;
 pub mod text;

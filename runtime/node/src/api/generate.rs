@@ -7,7 +7,7 @@ use super::request::{GenerationRequest, Prompt};
 use super::router::{HEADER_NODE, HEADER_RANK, Tenant};
 use super::scope::Scope;
 use super::trace::attribute;
-use super::{Shared, body, read, sse};
+use super::{Shared, body, identity, read, sse};
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -66,7 +66,7 @@ async fn generate(
         prompt_param: prepared.asked.prompt.param(),
     };
     let streamed = prepared.asked.stream;
-    let submission = submission(&shared, &scope, prepared, (tenant, &parts.headers));
+    let submission = submission(&shared, &scope, prepared, (tenant, &parts.headers))?;
     let events = shared.api.engine.submit(submission).map_err(|why| ApiError::Refused(why, ask.prompt_param))?;
     let mut answer = Answer::new(events, scope.clone(), shared.api.text.clone(), ask);
     let placed = answer.placed().await?;
@@ -136,14 +136,20 @@ pub(super) fn check_vocabulary(shared: &Shared, tokens: &[TokenId], param: &str)
     }
 }
 
-fn submission(shared: &Shared, scope: &Scope, prepared: Prepared, (tenant, headers): (u64, &HeaderMap)) -> Submission {
+fn submission(
+    shared: &Shared,
+    scope: &Scope,
+    prepared: Prepared,
+    (tenant, headers): (u64, &HeaderMap),
+) -> Result<Submission, ApiError> {
+    let explicit = identity::explicit(headers)?;
     let asked = prepared.asked;
     let cache_key = asked.prompt_cache_key.as_deref();
     let stop_tokens = match asked.ignore_eos {
         true => Vec::new(),
         false => shared.api.text.tokenizer.ends().to_vec(),
     };
-    Submission {
+    Ok(Submission {
         prompt: prepared.prompt.into(),
         generation: Generation {
             sampling: Sampling {
@@ -156,11 +162,11 @@ fn submission(shared: &Shared, scope: &Scope, prepared: Prepared, (tenant, heade
             stop_tokens,
         },
         conversation: shared.identities.conversation(tenant, headers, cache_key),
-        explicit: None,
+        explicit,
         priority: PRIORITY,
         tenant,
         trace: scope.trace(),
-    }
+    })
 }
 
 fn head(shared: &Shared, asked: &GenerationRequest, shape: Shape) -> Head {

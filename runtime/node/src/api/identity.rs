@@ -3,7 +3,8 @@
 use super::error::ApiError;
 use axum::http::{HeaderMap, header};
 use blake3::Hasher;
-use starling_core::ids::ConversationKey;
+use starling_core::ids::{ConversationKey, RankId};
+use starling_core::round::Explicit;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -70,6 +71,33 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"bearer ") && !key.is_empty()).then(|| key.trim_ascii())
 }
 
+/// The rank that a request names, preferred unless the client insists on it.
+pub const HEADER_RANK_WANTED: &str = "x-starling-rank";
+/// `true`: wait for the named rank rather than run elsewhere.
+pub const HEADER_RANK_STRICT: &str = "x-starling-rank-strict";
+
+/// The rank that the client asks for.
+///
+/// # Errors
+/// A header that is not a number, or not `true` or `false`, or strictness about no rank.
+pub fn explicit(headers: &HeaderMap) -> Result<Option<Explicit>, ApiError> {
+    let text = |name: &str| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+    let bad = |name: &str, why: String| ApiError::BadField { param: name.to_owned(), why };
+    let strict = match text(HEADER_RANK_STRICT).as_deref() {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(other) => return Err(bad(HEADER_RANK_STRICT, format!("{other:?} is neither true nor false"))),
+    };
+    match text(HEADER_RANK_WANTED) {
+        None if strict => Err(bad(HEADER_RANK_STRICT, format!("{HEADER_RANK_WANTED} names no rank"))),
+        None => Ok(None),
+        Some(value) => match value.parse() {
+            Ok(rank) => Ok(Some(Explicit { rank: RankId(rank), relax: Some(!strict) })),
+            Err(_) => Err(bad(HEADER_RANK_WANTED, format!("{value:?} is not a rank's number"))),
+        },
+    }
+}
+
 /// The client's request id, if it is one that may be repeated in headers and logs.
 pub fn request_id(headers: &HeaderMap) -> Option<String> {
     let id = headers.get("x-request-id")?.to_str().ok()?;
@@ -107,6 +135,23 @@ mod tests {
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
         pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn a_rank_is_named_by_number_and_insisted_on_only_when_asked() {
+        let of = |pairs| explicit(&headers(pairs)).map_err(|e| e.to_string());
+        assert_eq!(of(&[]), Ok(None));
+        assert_eq!(of(&[("x-starling-rank", "3")]), Ok(Some(Explicit { rank: RankId(3), relax: Some(true) })));
+        let strict = Explicit { rank: RankId(0), relax: Some(false) };
+        assert_eq!(of(&[("x-starling-rank", "0"), ("x-starling-rank-strict", "true")]), Ok(Some(strict)));
+        for (pairs, text) in [
+            (&[("x-starling-rank", "-1")][..], "x-starling-rank: \"-1\" is not a rank's number"),
+            (&[("x-starling-rank", "99999999999")], "x-starling-rank: \"99999999999\" is not a rank's number"),
+            (&[("x-starling-rank-strict", "yes")], "x-starling-rank-strict: \"yes\" is neither true nor false"),
+            (&[("x-starling-rank-strict", "true")], "x-starling-rank-strict: x-starling-rank names no rank"),
+        ] {
+            assert_eq!(of(pairs), Err(text.to_owned()));
+        }
     }
 
     #[test]

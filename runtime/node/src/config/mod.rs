@@ -11,7 +11,6 @@ mod placement;
 mod tests;
 mod units;
 
-pub use check::keys_of_file;
 pub use keys::variable;
 pub use load::{ConfigError, Origin, Problem, Sources, set};
 pub use placement::Placement;
