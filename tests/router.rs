@@ -1,7 +1,9 @@
-//! The published routers' vectors, every sequence of them.
+//! The published routers' vectors, every sequence of them; fuzz targets of admission and placement.
 
 #[path = "bin/router.rs"]
 mod router;
+#[path = "fuzz/router_ops.rs"]
+mod router_ops;
 
 use router::Tally;
 use std::path::{Path, PathBuf};
@@ -10,29 +12,100 @@ fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors/router")
 }
 
-/// Sequences of each family; a file that shrank would pass for the wrong reason.
-const FAMILIES: [(&str, usize); 12] = [
-    ("admission.jsonl.gz", 1998),
-    ("balance.jsonl", 425),
-    ("conv_least_queued.jsonl.gz", 1998),
-    ("conv_least_tokens.jsonl.gz", 1998),
-    ("conv_round_robin.jsonl.gz", 1998),
-    ("conv_strict.jsonl.gz", 1998),
-    ("conv_strict_children.jsonl.gz", 1998),
-    ("default.jsonl.gz", 1998),
-    ("kv_aware.jsonl.gz", 1998),
-    ("kv_aware_warmup.jsonl.gz", 1998),
-    ("pad.jsonl", 425),
-    ("rng.jsonl", 510),
-];
+/// A family's file and the sequences that it must have: a file that shrank would pass for the wrong reason.
+fn passes(file: &str, sequences: usize) {
+    let mut report = String::new();
+    let tally = router::run_file(&vectors().join(file), &mut |line| report = format!("{report}{line}\n"));
+    assert_eq!(tally, Tally { passed: sequences, failed: 0 }, "{report}");
+}
+
+macro_rules! families {
+    ($($name:ident: $file:literal has $sequences:literal;)*) => {
+        $(#[test] fn $name() { passes($file, $sequences) })*
+    };
+}
+
+families! {
+    admission_passes_as_published: "admission.jsonl.gz" has 1998;
+    gate_holds_and_releases_as_published: "balance.jsonl" has 425;
+    least_queued_places_as_published: "conv_least_queued.jsonl.gz" has 1998;
+    least_tokens_places_as_published: "conv_least_tokens.jsonl.gz" has 1998;
+    round_robin_places_as_published: "conv_round_robin.jsonl.gz" has 1998;
+    strict_affinity_waits_as_published: "conv_strict.jsonl.gz" has 1998;
+    children_weigh_as_in_the_extension: "conv_strict_children.jsonl.gz" has 1998;
+    balanced_places_as_published: "default.jsonl.gz" has 1998;
+    kv_aware_places_as_published: "kv_aware.jsonl.gz" has 1998;
+    warm_up_places_as_published: "kv_aware_warmup.jsonl.gz" has 1998;
+    ranks_are_padded_as_published: "pad.jsonl" has 425;
+    ties_are_shuffled_as_published: "rng.jsonl" has 510;
+}
+
+/// A scratch folder with one file of vectors.
+fn folder(name: &str, file: &str, text: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("starling-router-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a scratch folder");
+    std::fs::write(folder.join(file), text).expect("a scratch file");
+    folder
+}
+
+fn run(name: &str, file: &str, text: &str) -> (Tally, String) {
+    let folder = folder(name, file, text);
+    let mut report = String::new();
+    let tally = router::run_folder(&folder, &mut |line| report = format!("{report}{line}\n"));
+    std::fs::remove_dir_all(&folder).expect("the scratch folder goes");
+    (tally.expect("a readable folder"), report)
+}
 
 #[test]
-fn every_published_sequence_gets_the_published_decisions() {
-    let mut report = String::new();
-    for (file, sequences) in FAMILIES {
-        let mut lines = |line: &str| report = format!("{report}{line}\n");
-        let tally = router::run_file(&vectors().join(file), &mut lines);
-        let all = Tally { passed: sequences, failed: 0 };
-        assert_eq!(tally, all, "{file}\n{report}");
+fn a_changed_expectation_fails_and_says_where() {
+    let right = r#"{"v":"x","router":"default","ranks":2,"cap":4,"cfg":{},"iters":[{"rs":[[0,0],[1,9]],"rq":[{"id":5,"n":3}],"out":[[5],[]],"exp":1}]}"#;
+    let (tally, _) = run("right", "family.jsonl", right);
+    assert_eq!(tally, Tally { passed: 1, failed: 0 });
+    let (tally, report) = run("wrong", "family.jsonl", &right.replace("[[5],[]]", "[[],[5]]"));
+    assert_eq!(tally, Tally { passed: 0, failed: 1 });
+    assert!(report.contains("family line 1: iteration 0: out is Some([[5], []])"), "{report}");
+    assert!(report.ends_with("family 0 passed, 1 failed\n"), "{report}");
+}
+
+#[test]
+fn files_that_cannot_be_read_fail() {
+    for (file, text) in [("broken.jsonl", "{\"router\":"), ("broken.jsonl.gz", "no archive"), ("odd.jsonl", "{}")] {
+        let (tally, report) = run(file, file, text);
+        assert_eq!(tally, Tally { passed: 0, failed: 1 }, "{file}: {report}");
     }
+    let (tally, _) = run("none", "notes.txt", "");
+    assert_eq!(tally, Tally::default());
+}
+
+/// Runs a target over its corpus and over generated inputs (a linear congruential generator: the same each time).
+fn fuzz(name: &str, target: fn(&[u8])) {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+    let mut seeds = 0;
+    for entry in std::fs::read_dir(corpus).expect("a corpus") {
+        target(&std::fs::read(entry.expect("an entry").path()).expect("a seed"));
+        seeds += 1;
+    }
+    assert!(seeds > 0, "the corpus is empty");
+    let mut state = 1u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    for _ in 0..GENERATED {
+        let length = usize::from(next());
+        let input: Vec<u8> = (0..length).map(|_| next()).collect();
+        target(&input);
+    }
+}
+
+const GENERATED: usize = 20_000;
+
+#[test]
+fn routers_survive_any_operations() {
+    fuzz("placement_ops", router_ops::placement_ops);
+}
+
+#[test]
+fn queues_survive_any_operations() {
+    fuzz("admission_ops", router_ops::admission_ops);
 }

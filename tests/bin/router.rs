@@ -5,8 +5,8 @@ use serde_json::Value;
 use starling_core::admission::{self, Admission, Admitted, Limits, Pass, Priority, Queue, Waiting};
 use starling_core::ids::{ConversationKey, RequestNumber};
 use starling_core::placement::{
-    Config, CountChildren, Matches, NewConversations, Placement, Policy, RankLoad, Router, Routing, balance,
-    padding, permutation,
+    Config, CountChildren, Matches, NewConversations, Placement, Policy, RankLoad, Router, Routing, balance, padding,
+    permutation,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -195,12 +195,8 @@ impl Pad {
     fn run(self) -> Verdict {
         let of = |letters: &str| self.active.chars().filter(|letter| letters.contains(*letter)).count() as u32;
         same("unknown letters", &(self.active.chars().count() as u32 - of("RTIX")), &0)?;
-        let rank = padding::Occupancy {
-            expected: self.expected,
-            active: of("RTIX"),
-            retiring: of("T"),
-            receiving: of("IX"),
-        };
+        let rank =
+            padding::Occupancy { expected: self.expected, active: of("RTIX"), retiring: of("T"), receiving: of("IX") };
         let mode = padding::Mode {
             attention_dp: self.attention_dp,
             exclude_retiring: self.exclude_retiring,
@@ -353,8 +349,7 @@ impl Run {
             Some("priority") => admission::Policy::Priority,
             Some(other) => return Err(format!("cfg.policy is {other:?}")),
         };
-        let count_children =
-            if switch("count_children") { CountChildren::Vectors } else { CountChildren::Upstream };
+        let count_children = if switch("count_children") { CountChildren::Vectors } else { CountChildren::Upstream };
         let config = Config {
             policy: match sequence.router.as_str() {
                 "default" => Policy::Balanced,
@@ -446,6 +441,7 @@ impl Run {
             same("budget", &budget, &(wanted.max(0) as u64))?;
         }
         let pass = Pass {
+            only: None,
             budget,
             cap: self.cap,
             counts: if self.attention_dp { &counts } else { &[] },
@@ -475,8 +471,7 @@ impl Run {
             active_tokens: *active_tokens,
         };
         let loads: Vec<RankLoad> = iteration.rs.iter().map(load).collect();
-        let routing =
-            Routing { loads: &loads, cap: self.cap, held: &[], now_us: 0, matches: &self.matches };
+        let routing = Routing { loads: &loads, cap: self.cap, held: &[], now_us: 0, matches: &self.matches };
         self.router.route(&routing, batch, &mut self.placement);
         self.placement.check(batch.len(), loads.len());
         let mut out = vec![Vec::new(); loads.len()];
