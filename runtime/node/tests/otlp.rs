@@ -4,7 +4,7 @@ mod collector;
 
 use axum::http::HeaderMap;
 use collector::{Collector, text};
-use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind, status::StatusCode};
+use opentelemetry_proto::tonic::trace::v1::{span::SpanKind, status::StatusCode};
 use starling::api::trace::TraceSource;
 use starling::telemetry::{Identity, Telemetry, names};
 use starling_actors::{Hook, SpanRecord, TraceContext};
