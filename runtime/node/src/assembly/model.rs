@@ -27,7 +27,8 @@ pub enum LoadError {
     #[error("{path}: {error}", path = path.display())]
     Text { path: PathBuf, error: TextError },
     #[error(
-        "too little memory for one sequence: engine.kv-memory {memory} bytes are {tokens} tokens of KV, one sequence may have {context} (a block of {block_tokens} tokens takes {block_bytes} bytes)"
+        "too little memory for one sequence: engine.kv-memory {memory} bytes are {tokens} tokens of KV, one sequence may \
+         have {context} (a block of {block_tokens} tokens takes {block_bytes} bytes)"
     )]
     KvMemory { memory: u64, tokens: u64, context: u32, block_tokens: u32, block_bytes: u64 },
     #[error("loading was interrupted: {0}")]

@@ -1,0 +1,127 @@
+//! One rank: KV manager, step planner and a backend whose steps take virtual time.
+
+use starling_core::batch::{self, Batch};
+use starling_core::fence::Expected;
+use starling_core::ids::{AttemptKey, RequestNumber, TokenId};
+use starling_core::ingress::Prompt;
+use starling_core::kv::{self, Manager, identity::Scope};
+use starling_core::step::{Sampled, Step};
+use std::collections::BTreeMap;
+
+/// Tokens of a simulated vocabulary.
+const VOCABULARY: u32 = 1000;
+
+/// The model: the next token is a hash of all tokens before it, as the pages hold them.
+pub(crate) fn next_token(tokens: impl Iterator<Item = TokenId>) -> TokenId {
+    tokens.fold(17u32, |hash, token| (hash ^ token).wrapping_mul(0x9e37_79b1).rotate_left(7)) % VOCABULARY
+}
+
+pub(crate) struct Rank {
+    pub(crate) kv: Manager,
+    pub(crate) batch: Batch,
+    pub(crate) expected: Expected,
+    numbers: BTreeMap<AttemptKey, RequestNumber>,
+    pages: Vec<TokenId>,
+    block_tokens: usize,
+    /// Lives of this rank; a step of an earlier one says nothing.
+    pub(crate) life: u64,
+    config: batch::Config,
+}
+
+impl Rank {
+    pub(crate) fn new(config: batch::Config, life: u64) -> Self {
+        let block_tokens = config.pool.block_tokens as usize;
+        Self {
+            kv: Manager::new(config.pool).expect("a pool that holds something"),
+            batch: Batch::new(config).expect("budgets that a sequence fits"),
+            expected: Expected::default(),
+            numbers: BTreeMap::new(),
+            pages: vec![TokenId::MAX; config.pool.blocks as usize * block_tokens],
+            block_tokens,
+            life,
+            config,
+        }
+    }
+
+    /// The device failed: everything starts over.
+    pub(crate) fn crash(&mut self) {
+        *self = Self::new(self.config, self.life + 1);
+    }
+
+    pub(crate) fn placed(&mut self, attempt: AttemptKey, number: RequestNumber, now_us: u64) {
+        self.expected.placed(attempt, now_us);
+        self.numbers.insert(attempt, number);
+    }
+
+    pub(crate) fn prompt(&mut self, now_us: u64, prompt: Prompt, context: u32, out: &mut Vec<batch::Effect>) {
+        let number = self.numbers.remove(&prompt.attempt);
+        let Some(number) = number.filter(|_| self.expected.admit(prompt.attempt)) else { return };
+        let sequence = batch::Sequence {
+            attempt: prompt.attempt,
+            number,
+            child: 0,
+            scope: Scope { tenant: prompt.tenant, adapter: None },
+            tokens: prompt.tokens,
+            produced_before: prompt.produced,
+            generation: prompt.generation,
+            context_tokens_max: context,
+        };
+        self.drive(now_us, batch::Input::Admit(sequence), out);
+    }
+
+    pub(crate) fn stop(&mut self, now_us: u64, attempt: AttemptKey, out: &mut Vec<batch::Effect>) {
+        self.expected.stopped(attempt);
+        self.numbers.remove(&attempt);
+        if self.batch.attempts().any(|known| known == attempt) {
+            self.drive(now_us, batch::Input::Cancel { attempt }, out);
+        }
+    }
+
+    /// Feeds the planner, and the KV manager behind it, until both are quiet. What goes further is put out.
+    pub(crate) fn drive(&mut self, now_us: u64, input: batch::Input, out: &mut Vec<batch::Effect>) {
+        let mut inputs = std::collections::VecDeque::from([input]);
+        let (mut effects, mut answers) = (Vec::new(), Vec::new());
+        while let Some(input) = inputs.pop_front() {
+            self.batch.handle(now_us, input, &mut effects);
+            for effect in effects.drain(..) {
+                match effect {
+                    batch::Effect::Kv(input) => self.kv.handle(now_us, input, &mut answers),
+                    other => out.push(other),
+                }
+            }
+            inputs.extend(answers.drain(..).map(batch::Input::Kv));
+        }
+    }
+
+    /// Computes a step on the pages.
+    pub(crate) fn compute(&mut self, step: &Step) -> Vec<Sampled> {
+        let mut sampled = Vec::new();
+        for (index, slice) in step.slices.iter().enumerate() {
+            let at = |position: usize| {
+                slice.blocks[position / self.block_tokens].0 as usize * self.block_tokens + position % self.block_tokens
+            };
+            for (i, token) in slice.tokens.iter().enumerate() {
+                self.pages[at(slice.start as usize + i)] = *token;
+            }
+            if slice.sample.is_some() {
+                let known = slice.start as usize + slice.tokens.len();
+                let token = next_token((0..known).map(|position| self.pages[at(position)]));
+                sampled.push(Sampled { slice: index as u32, token, logprob: -1.0 });
+            }
+        }
+        sampled
+    }
+
+    /// # Errors
+    /// The first invariant of a machine that does not hold.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.kv.check().map_err(|violation| violation.to_string())?;
+        self.batch.check().map_err(|violation| violation.to_string())
+    }
+
+    /// No block is held and nothing waits.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let kv: kv::Stats = self.kv.stats();
+        kv.blocks_held == 0 && kv.blocks_free + kv.blocks_reusable == kv.blocks_total && self.batch.is_idle()
+    }
+}
