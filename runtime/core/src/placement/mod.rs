@@ -21,6 +21,7 @@ mod balanced;
 mod config;
 mod conversation;
 mod kv_aware;
+mod matches;
 pub mod padding;
 mod permutation;
 mod remap;
@@ -37,13 +38,13 @@ pub use balanced::Balanced;
 pub use config::{Bound, Config, ConfigError, CountChildren, NewConversations, Policy, UnknownPolicy};
 pub use conversation::Conversation;
 pub use kv_aware::KvAware;
+pub use matches::{MatchTable, Matches, NoMatches};
 pub use permutation::permutation;
 pub use remap::{Remap, RemapError};
 pub use table::Table;
 pub use why::{Choice, Why};
 
 use crate::admission::{Admitted, Waiting};
-use crate::ids::RequestNumber;
 use serde::{Deserialize, Serialize};
 
 /// What is known of a rank's load when a batch is placed.
@@ -52,27 +53,6 @@ pub struct RankLoad {
     pub active_requests: u32,
     /// Prompt tokens of the active requests; for the KV-aware router without what was cached.
     pub active_tokens: u64,
-}
-
-/// Prefix matches of the requests of a batch.
-pub trait Matches {
-    /// Cached prompt tokens by dense rank; ranks past the row's end have none.
-    fn row(&self, request: RequestNumber) -> &[u32];
-}
-
-/// For routers that look at no matches.
-pub struct NoMatches;
-
-impl Matches for NoMatches {
-    fn row(&self, _: RequestNumber) -> &[u32] {
-        &[]
-    }
-}
-
-impl Matches for std::collections::BTreeMap<RequestNumber, Vec<u32>> {
-    fn row(&self, request: RequestNumber) -> &[u32] {
-        self.get(&request).map_or(&[], Vec::as_slice)
-    }
 }
 
 /// What a batch is placed on.

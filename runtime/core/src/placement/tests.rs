@@ -3,7 +3,7 @@
 use super::reference::{MatchRows, Placed, Reference};
 use super::*;
 use crate::admission::{self, Admission, HEAD_TOKENS, Limits, Pass, Priority, Queue};
-use crate::ids::{ConversationKey, RequestKey};
+use crate::ids::{ConversationKey, RequestKey, RequestNumber};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
