@@ -25,15 +25,7 @@ pub enum TensorType {
 }
 
 impl TensorType {
-    pub const ALL: [Self; 7] = [
-        Self::F32,
-        Self::F16,
-        Self::Bf16,
-        Self::Q4_0,
-        Self::Q4_1,
-        Self::Q5_0,
-        Self::Q8_0,
-    ];
+    pub const ALL: [Self; 7] = [Self::F32, Self::F16, Self::Bf16, Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q8_0];
 
     /// The number that stands for the format in a file.
     pub fn id(self) -> u32 {
@@ -129,23 +121,13 @@ fn foreign_name(id: u32) -> Option<&'static str> {
 /// programmer's error and panics.
 pub fn dequantise(kind: TensorType, bytes: &[u8], out: &mut [f32]) {
     let blocks = bytes.len() / kind.block_bytes();
-    assert_eq!(
-        bytes.len() % kind.block_bytes(),
-        0,
-        "whole blocks of {kind}"
-    );
-    assert_eq!(
-        out.len(),
-        blocks * kind.block_weights(),
-        "room for {blocks} blocks of {kind}"
-    );
+    assert_eq!(bytes.len() % kind.block_bytes(), 0, "whole blocks of {kind}");
+    assert_eq!(out.len(), blocks * kind.block_weights(), "room for {blocks} blocks of {kind}");
     let bytes = bytes.chunks_exact(kind.block_bytes());
     let out = out.chunks_exact_mut(kind.block_weights());
     for (block, out) in bytes.zip(out) {
         match kind {
-            TensorType::F32 => {
-                out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]])
-            }
+            TensorType::F32 => out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
             TensorType::F16 => out[0] = half_at(block, 0),
             TensorType::Bf16 => out[0] = bf16::from_le_bytes([block[0], block[1]]).to_f32(),
             TensorType::Q4_0 => {

@@ -22,69 +22,33 @@ use reader::Reader;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     #[error("cannot read model file {}: {source}", file.display())]
-    Io {
-        file: PathBuf,
-        source: std::io::Error,
-    },
+    Io { file: PathBuf, source: std::io::Error },
     #[error("{} is not a GGUF file (begins with {found:02x?})", file.display())]
     BadMagic { file: PathBuf, found: Vec<u8> },
     #[error("{} has GGUF version {version}; versions 2 and 3 are supported", file.display())]
     UnsupportedVersion { file: PathBuf, version: u32 },
     #[error("{} is truncated: {what} needs {wanted} bytes at offset {offset}, the file has {length}", file.display())]
-    Truncated {
-        file: PathBuf,
-        what: String,
-        wanted: u64,
-        offset: u64,
-        length: u64,
-    },
+    Truncated { file: PathBuf, what: String, wanted: u64, offset: u64, length: u64 },
     #[error("{}: {what} is malformed ({why})", file.display())]
-    Malformed {
-        file: PathBuf,
-        what: String,
-        why: String,
-    },
+    Malformed { file: PathBuf, what: String, why: String },
     #[error("{}: metadata key {key} is missing", file.display())]
     MissingKey { file: PathBuf, key: String },
     #[error("{}: metadata key {key} is {found}, not {wanted}", file.display())]
-    WrongValueType {
-        file: PathBuf,
-        key: String,
-        wanted: &'static str,
-        found: &'static str,
-    },
+    WrongValueType { file: PathBuf, key: String, wanted: &'static str, found: &'static str },
     #[error("{}: metadata key {key} has value {value} ({why})", file.display())]
-    BadValue {
-        file: PathBuf,
-        key: String,
-        value: String,
-        why: &'static str,
-    },
+    BadValue { file: PathBuf, key: String, value: String, why: &'static str },
     #[error("{}: architecture {architecture} is not supported (supported: llama)", file.display())]
     UnsupportedArchitecture { file: PathBuf, architecture: String },
     #[error("{}: tensor {tensor} has type {kind}, which is not supported", file.display())]
-    UnsupportedTensorType {
-        file: PathBuf,
-        tensor: String,
-        kind: String,
-    },
+    UnsupportedTensorType { file: PathBuf, tensor: String, kind: String },
     #[error("{}: tensor {tensor} is missing", file.display())]
     MissingTensor { file: PathBuf, tensor: String },
+    #[error("{}: tensor {tensor} is not part of a supported model", file.display())]
+    UnexpectedTensor { file: PathBuf, tensor: String },
     #[error("{}: tensor {tensor} has shape {found:?}, not {wanted:?}", file.display())]
-    WrongShape {
-        file: PathBuf,
-        tensor: String,
-        found: Vec<usize>,
-        wanted: Vec<usize>,
-    },
+    WrongShape { file: PathBuf, tensor: String, found: Vec<usize>, wanted: Vec<usize> },
     #[error("{}: tensor {tensor} ({bytes} bytes at offset {offset}) ends outside the file of {length} bytes", file.display())]
-    TensorOutsideFile {
-        file: PathBuf,
-        tensor: String,
-        offset: u64,
-        bytes: u64,
-        length: u64,
-    },
+    TensorOutsideFile { file: PathBuf, tensor: String, offset: u64, bytes: u64, length: u64 },
 }
 
 /// A metadata value.
@@ -228,10 +192,7 @@ impl Gguf {
     /// Any `ModelError` but those of a model's configuration.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelError> {
         let path = path.as_ref();
-        let io = |source| ModelError::Io {
-            file: path.to_path_buf(),
-            source,
-        };
+        let io = |source| ModelError::Io { file: path.to_path_buf(), source };
         let file = File::open(path).map_err(io)?;
         // SAFETY: a map of a file is as safe as the file is still. Model files are written once, under another name,
         // and renamed into place; nobody writes to them while they are mapped.
@@ -249,13 +210,7 @@ impl Gguf {
 
     fn parse(path: PathBuf, bytes: Bytes) -> Result<Self, ModelError> {
         let header = Reader::new(&path, bytes.as_slice()).header()?;
-        Ok(Self {
-            path,
-            bytes,
-            version: header.version,
-            metadata: header.metadata,
-            tensors: header.tensors,
-        })
+        Ok(Self { path, bytes, version: header.version, metadata: header.metadata, tensors: header.tensors })
     }
 
     pub fn path(&self) -> &Path {
@@ -307,11 +262,8 @@ impl Gguf {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
-        let integer = value
-            .as_integer()
-            .ok_or_else(|| self.wrong_type(key, "an integer", value))?;
-        let fits = u32::try_from(integer)
-            .map_err(|_| self.bad_value(key, integer, "does not fit 32 bits"))?;
+        let integer = value.as_integer().ok_or_else(|| self.wrong_type(key, "an integer", value))?;
+        let fits = u32::try_from(integer).map_err(|_| self.bad_value(key, integer, "does not fit 32 bits"))?;
         Ok(Some(fits))
     }
 
@@ -358,16 +310,9 @@ impl Gguf {
             Value::Array(array) => array.to_integers(),
             _ => None,
         };
-        let integers =
-            integers.ok_or_else(|| self.wrong_type(key, "an array of integers", value))?;
-        let fits = |v: i128| {
-            i64::try_from(v).map_err(|_| self.bad_value(key, v, "does not fit 64 bits with a sign"))
-        };
-        integers
-            .into_iter()
-            .map(fits)
-            .collect::<Result<_, _>>()
-            .map(Some)
+        let integers = integers.ok_or_else(|| self.wrong_type(key, "an array of integers", value))?;
+        let fits = |v: i128| i64::try_from(v).map_err(|_| self.bad_value(key, v, "does not fit 64 bits with a sign"));
+        integers.into_iter().map(fits).collect::<Result<_, _>>().map(Some)
     }
 
     /// # Errors
@@ -382,28 +327,15 @@ impl Gguf {
 
     /// The error for a key that must be there: `gguf.get_u32(key)?.ok_or_else(|| gguf.missing(key))?`.
     pub fn missing(&self, key: &str) -> ModelError {
-        ModelError::MissingKey {
-            file: self.path.clone(),
-            key: key.to_string(),
-        }
+        ModelError::MissingKey { file: self.path.clone(), key: key.to_string() }
     }
 
     /// The error for a key whose value cannot be.
     pub fn bad_value(&self, key: &str, value: impl fmt::Display, why: &'static str) -> ModelError {
-        ModelError::BadValue {
-            file: self.path.clone(),
-            key: key.to_string(),
-            value: value.to_string(),
-            why,
-        }
+        ModelError::BadValue { file: self.path.clone(), key: key.to_string(), value: value.to_string(), why }
     }
 
     fn wrong_type(&self, key: &str, wanted: &'static str, found: &Value) -> ModelError {
-        ModelError::WrongValueType {
-            file: self.path.clone(),
-            key: key.to_string(),
-            wanted,
-            found: found.type_name(),
-        }
+        ModelError::WrongValueType { file: self.path.clone(), key: key.to_string(), wanted, found: found.type_name() }
     }
 }

@@ -2,10 +2,21 @@
 //!
 //! Knows no users, no actors and no async runtime. A backend is driven by one OS thread.
 
+pub mod check;
+pub mod cpu;
 pub mod dequant;
 pub mod gguf;
+pub mod kv;
+pub mod llama;
+pub mod sampling;
+pub mod team;
 #[doc(hidden)]
 pub mod testing;
+pub mod timed;
+
+mod attention;
+mod kernels;
+mod linear;
 
 use starling_core::step::{Sampled, Step};
 

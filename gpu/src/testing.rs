@@ -41,36 +41,15 @@ impl GgufWriter {
     }
 
     /// Adds a tensor, converting the weights to `kind`.
-    pub fn tensor(
-        &mut self,
-        name: &str,
-        kind: TensorType,
-        dims: &[usize],
-        weights: &[f32],
-    ) -> &mut Self {
-        assert_eq!(
-            weights.len(),
-            dims.iter().product::<usize>(),
-            "weights of {name}"
-        );
+    pub fn tensor(&mut self, name: &str, kind: TensorType, dims: &[usize], weights: &[f32]) -> &mut Self {
+        assert_eq!(weights.len(), dims.iter().product::<usize>(), "weights of {name}");
         self.raw_tensor(name, kind.id(), dims, quantise(kind, weights))
     }
 
     /// Adds a tensor as it is, whether it makes sense or not.
-    pub fn raw_tensor(
-        &mut self,
-        name: &str,
-        kind: u32,
-        dims: &[usize],
-        bytes: Vec<u8>,
-    ) -> &mut Self {
+    pub fn raw_tensor(&mut self, name: &str, kind: u32, dims: &[usize], bytes: Vec<u8>) -> &mut Self {
         self.remove_tensor(name);
-        self.tensors.push(WrittenTensor {
-            name: name.to_string(),
-            kind,
-            dims: dims.to_vec(),
-            bytes,
-        });
+        self.tensors.push(WrittenTensor { name: name.to_string(), kind, dims: dims.to_vec(), bytes });
         self
     }
 
@@ -183,11 +162,7 @@ fn put_array(out: &mut Vec<u8>, array: &Array) {
 
 /// Converts weights to a format, rounding to nearest within each block.
 pub fn quantise(kind: TensorType, weights: &[f32]) -> Vec<u8> {
-    assert_eq!(
-        weights.len() % kind.block_weights(),
-        0,
-        "whole blocks of {kind}"
-    );
+    assert_eq!(weights.len() % kind.block_weights(), 0, "whole blocks of {kind}");
     let mut out = Vec::new();
     for block in weights.chunks_exact(kind.block_weights()) {
         let low = block.iter().copied().fold(f32::INFINITY, f32::min);
@@ -205,39 +180,23 @@ pub fn quantise(kind: TensorType, weights: &[f32]) -> Vec<u8> {
             TensorType::Bf16 => out.extend(bf16::from_f32(block[0]).to_le_bytes()),
             TensorType::Q8_0 => {
                 let scale = put_half(peak / 127.0);
-                out.extend(
-                    block
-                        .iter()
-                        .map(|w| level(w / scale, -127.0, 127.0) as i8 as u8),
-                );
+                out.extend(block.iter().map(|w| level(w / scale, -127.0, 127.0) as i8 as u8));
             }
             TensorType::Q4_0 => {
                 let scale = put_half(peak / 7.0);
-                let quants: Vec<u8> = block
-                    .iter()
-                    .map(|w| level(w / scale + 8.0, 0.0, 15.0) as u8)
-                    .collect();
+                let quants: Vec<u8> = block.iter().map(|w| level(w / scale + 8.0, 0.0, 15.0) as u8).collect();
                 out.extend((0..16).map(|i| quants[i] | quants[i + 16] << 4));
             }
             TensorType::Q4_1 => {
                 let scale = put_half((high - low) / 15.0);
                 let min = put_half(low);
-                let quants: Vec<u8> = block
-                    .iter()
-                    .map(|w| level((w - min) / scale, 0.0, 15.0) as u8)
-                    .collect();
+                let quants: Vec<u8> = block.iter().map(|w| level((w - min) / scale, 0.0, 15.0) as u8).collect();
                 out.extend((0..16).map(|i| quants[i] | quants[i + 16] << 4));
             }
             TensorType::Q5_0 => {
                 let scale = put_half(peak / 15.0);
-                let quants: Vec<u8> = block
-                    .iter()
-                    .map(|w| level(w / scale + 16.0, 0.0, 31.0) as u8)
-                    .collect();
-                let fifth = quants
-                    .iter()
-                    .enumerate()
-                    .fold(0_u32, |bits, (i, q)| bits | u32::from(q >> 4) << i);
+                let quants: Vec<u8> = block.iter().map(|w| level(w / scale + 16.0, 0.0, 31.0) as u8).collect();
+                let fifth = quants.iter().enumerate().fold(0_u32, |bits, (i, q)| bits | u32::from(q >> 4) << i);
                 out.extend(fifth.to_le_bytes());
                 out.extend((0..16).map(|i| quants[i] & 15 | (quants[i + 16] & 15) << 4));
             }
@@ -247,11 +206,7 @@ pub fn quantise(kind: TensorType, weights: &[f32]) -> Vec<u8> {
 }
 
 fn level(quant: f32, low: f32, high: f32) -> i32 {
-    if quant.is_nan() {
-        0
-    } else {
-        quant.round().clamp(low, high) as i32
-    }
+    if quant.is_nan() { 0 } else { quant.round().clamp(low, high) as i32 }
 }
 
 /// A model small enough for tests: a real architecture and tokenizer, random weights.
@@ -290,16 +245,8 @@ impl Default for TinyModel {
 pub const CONTROL_TOKENS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
 /// Merges of a tiny model's tokenizer, each with the token it makes.
-const MERGES: [(&str, &str); 8] = [
-    ("h", "e"),
-    ("t", "he"),
-    ("Ġ", "the"),
-    ("i", "n"),
-    ("Ġ", "t"),
-    ("e", "r"),
-    ("o", "n"),
-    ("Ġ", "a"),
-];
+const MERGES: [(&str, &str); 8] =
+    [("h", "e"), ("t", "he"), ("Ġ", "the"), ("i", "n"), ("Ġ", "t"), ("e", "r"), ("o", "n"), ("Ġ", "a")];
 
 /// One message a line of ChatML; a system message stands first where none is given, as in the models of this family.
 pub const CHAT_TEMPLATE: &str = "{% for message in messages %}\
@@ -360,21 +307,14 @@ impl TinyModel {
     fn put_weights(&self, writer: &mut GgufWriter) {
         let mut seed = self.seed;
         let mut weights = |count: usize, spread: f32, middle: f32| -> Vec<f32> {
-            (0..count)
-                .map(|_| middle + spread * next_number(&mut seed))
-                .collect()
+            (0..count).map(|_| middle + spread * next_number(&mut seed)).collect()
         };
         let (hidden, ffn) = (self.hidden(), self.feed_forward);
         let kv = self.kv_heads * self.head_dim;
         let mut matrix = |name: String, row: usize, rows: usize| {
             // Wide enough that logits differ clearly from token to token.
             let spread = 3.0 / (row as f32).sqrt();
-            writer.tensor(
-                &name,
-                self.kind,
-                &[row, rows],
-                &weights(row * rows, spread, 0.0),
-            );
+            writer.tensor(&name, self.kind, &[row, rows], &weights(row * rows, spread, 0.0));
         };
         matrix("token_embd.weight".into(), hidden, self.vocabulary());
         if !self.tied {
@@ -390,12 +330,7 @@ impl TinyModel {
             matrix(format!("blk.{layer}.ffn_down.weight"), ffn, hidden);
         }
         let mut norm = |name: String| {
-            writer.tensor(
-                &name,
-                TensorType::F32,
-                &[hidden],
-                &weights(hidden, 0.2, 1.0),
-            );
+            writer.tensor(&name, TensorType::F32, &[hidden], &weights(hidden, 0.2, 1.0));
         };
         norm("output_norm.weight".into());
         for layer in 0..self.layers {
@@ -436,15 +371,9 @@ fn put_tokenizer(writer: &mut GgufWriter) {
     writer
         .set("tokenizer.ggml.model", Value::Str("gpt2".into()))
         .set("tokenizer.ggml.pre", Value::Str("smollm".into()))
-        .set(
-            "tokenizer.ggml.token_type",
-            Value::Array(Array::I32(kinds.collect())),
-        )
+        .set("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds.collect())))
         .set("tokenizer.ggml.tokens", Value::Array(Array::Str(tokens)))
-        .set(
-            "tokenizer.ggml.merges",
-            Value::Array(Array::Str(merges.collect())),
-        )
+        .set("tokenizer.ggml.merges", Value::Array(Array::Str(merges.collect())))
         .set("tokenizer.ggml.bos_token_id", Value::U32(1))
         .set("tokenizer.ggml.eos_token_id", Value::U32(2))
         .set("tokenizer.ggml.unknown_token_id", Value::U32(0))

@@ -15,14 +15,8 @@ fn halves(numbers: &[f32]) -> Vec<u8> {
 #[test]
 fn f32_f16_and_bf16_are_read_little_endian() {
     assert_eq!(converted(TensorType::F32, &[0, 0, 0xc0, 0x3f]), [1.5]);
-    assert_eq!(
-        converted(TensorType::F16, &[0x00, 0x3e, 0x00, 0xc0]),
-        [1.5, -2.0]
-    );
-    assert_eq!(
-        converted(TensorType::Bf16, &[0xc0, 0x3f, 0x00, 0xc0]),
-        [1.5, -2.0]
-    );
+    assert_eq!(converted(TensorType::F16, &[0x00, 0x3e, 0x00, 0xc0]), [1.5, -2.0]);
+    assert_eq!(converted(TensorType::Bf16, &[0xc0, 0x3f, 0x00, 0xc0]), [1.5, -2.0]);
 }
 
 #[test]
@@ -39,10 +33,7 @@ fn q4_0_centres_nibbles_on_eight_and_puts_low_nibbles_first() {
     block.extend((0..16_u8).map(|i| i | (15 - i) << 4));
     let low = (0..16).map(|i| (i as f32 - 8.0) * 0.25);
     let high = (0..16).map(|i| (7.0 - i as f32) * 0.25);
-    assert_eq!(
-        converted(TensorType::Q4_0, &block),
-        low.chain(high).collect::<Vec<_>>()
-    );
+    assert_eq!(converted(TensorType::Q4_0, &block), low.chain(high).collect::<Vec<_>>());
 }
 
 #[test]
@@ -51,10 +42,7 @@ fn q4_1_scales_nibbles_and_adds_the_minimum() {
     block.extend((0..16_u8).map(|i| i | (15 - i) << 4));
     let low = (0..16).map(|i| i as f32 * 0.25 - 3.0);
     let high = (0..16).map(|i| (15.0 - i as f32) * 0.25 - 3.0);
-    assert_eq!(
-        converted(TensorType::Q4_1, &block),
-        low.chain(high).collect::<Vec<_>>()
-    );
+    assert_eq!(converted(TensorType::Q4_1, &block), low.chain(high).collect::<Vec<_>>());
 }
 
 #[test]
@@ -84,11 +72,7 @@ fn quantised_weights_come_back_within_half_a_step() {
         (TensorType::Q4_1, 0.07),
     ] {
         let back = converted(kind, &quantise(kind, &weights));
-        let error = back
-            .iter()
-            .zip(&weights)
-            .map(|(a, b)| (a - b).abs())
-            .fold(0.0, f32::max);
+        let error = back.iter().zip(&weights).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(error <= error_max, "{kind}: off by {error}");
     }
 }

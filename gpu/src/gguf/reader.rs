@@ -53,28 +53,18 @@ impl<'a> Reader<'a> {
     pub fn header(mut self) -> Result<Header, ModelError> {
         let magic = &self.bytes[..self.bytes.len().min(4)];
         if magic != MAGIC {
-            return Err(ModelError::BadMagic {
-                file: self.file.to_path_buf(),
-                found: magic.to_vec(),
-            });
+            return Err(ModelError::BadMagic { file: self.file.to_path_buf(), found: magic.to_vec() });
         }
         self.at = 4;
         let version = self.number::<u32>("the version")?;
         if !(2..=3).contains(&version) {
-            return Err(ModelError::UnsupportedVersion {
-                file: self.file.to_path_buf(),
-                version,
-            });
+            return Err(ModelError::UnsupportedVersion { file: self.file.to_path_buf(), version });
         }
         let tensor_count = self.number::<u64>("the tensor count")?;
         let key_count = self.number::<u64>("the key count")?;
         let metadata = self.metadata(key_count)?;
         let tensors = self.tensors(tensor_count, &metadata)?;
-        Ok(Header {
-            version,
-            metadata,
-            tensors,
-        })
+        Ok(Header { version, metadata, tensors })
     }
 
     fn metadata(&mut self, count: u64) -> Result<BTreeMap<String, Value>, ModelError> {
@@ -122,16 +112,8 @@ impl<'a> Reader<'a> {
             5 => Array::I32(self.numbers(count, what)?),
             6 => Array::F32(self.numbers(count, what)?),
             // These grow as they are read, so a false count runs into the end of the file and costs nothing before it.
-            7 => Array::Bool(
-                (0..count)
-                    .map(|_| self.flag(what))
-                    .collect::<Result<_, _>>()?,
-            ),
-            8 => Array::Str(
-                (0..count)
-                    .map(|_| self.text(what))
-                    .collect::<Result<_, _>>()?,
-            ),
+            7 => Array::Bool((0..count).map(|_| self.flag(what)).collect::<Result<_, _>>()?),
+            8 => Array::Str((0..count).map(|_| self.text(what)).collect::<Result<_, _>>()?),
             9 if depth < ARRAY_DEPTH_MAX => {
                 let inner = (0..count).map(|_| self.array(what, depth + 1));
                 Array::Array(inner.collect::<Result<_, _>>()?)
@@ -199,8 +181,8 @@ impl<'a> Reader<'a> {
         let mut dims = Vec::new();
         for _ in 0..rank {
             let dim = self.number::<u64>(&what)?;
-            let dim = usize::try_from(dim)
-                .map_err(|_| self.malformed(&what, format!("dimension {dim} is too large")))?;
+            let dim =
+                usize::try_from(dim).map_err(|_| self.malformed(&what, format!("dimension {dim} is too large")))?;
             dims.push(dim);
         }
         let kind = self.number::<u32>(&what)?;
@@ -210,12 +192,7 @@ impl<'a> Reader<'a> {
             kind,
         })?;
         let offset = self.number::<u64>(&what)?;
-        Ok(TensorHeader {
-            name,
-            kind,
-            dims,
-            offset,
-        })
+        Ok(TensorHeader { name, kind, dims, offset })
     }
 
     fn place(&self, header: &TensorHeader, base: u64) -> Result<TensorEntry, ModelError> {
@@ -223,29 +200,19 @@ impl<'a> Reader<'a> {
         let row = header.dims.first().copied().unwrap_or(1);
         let (per_block, block_bytes) = (header.kind.block_weights(), header.kind.block_bytes());
         if row % per_block != 0 {
-            let why = format!(
-                "rows of {row} are no multiple of {per_block}, the block of {}",
-                header.kind
-            );
+            let why = format!("rows of {row} are no multiple of {per_block}, the block of {}", header.kind);
             return Err(self.malformed(&what, why));
         }
         let too_large = || self.malformed(&what, format!("shape {:?} overflows", header.dims));
-        let weights = header
-            .dims
-            .iter()
-            .try_fold(1_usize, |product, &dim| product.checked_mul(dim))
-            .ok_or_else(too_large)?;
-        let bytes = (weights / per_block)
-            .checked_mul(block_bytes)
-            .ok_or_else(too_large)?;
+        let weights =
+            header.dims.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim)).ok_or_else(too_large)?;
+        let bytes = (weights / per_block).checked_mul(block_bytes).ok_or_else(too_large)?;
         let start = base.checked_add(header.offset);
         let end = start.and_then(|start| start.checked_add(bytes as u64));
         match (start, end) {
-            (Some(start), Some(end)) if end <= self.bytes.len() as u64 => Ok(TensorEntry {
-                kind: header.kind,
-                dims: header.dims.clone(),
-                range: start as usize..end as usize,
-            }),
+            (Some(start), Some(end)) if end <= self.bytes.len() as u64 => {
+                Ok(TensorEntry { kind: header.kind, dims: header.dims.clone(), range: start as usize..end as usize })
+            }
             _ => Err(ModelError::TensorOutsideFile {
                 file: self.file.to_path_buf(),
                 tensor: shown(&header.name).to_string(),
@@ -300,11 +267,7 @@ impl<'a> Reader<'a> {
     }
 
     fn malformed(&self, what: &str, why: impl Into<String>) -> ModelError {
-        ModelError::Malformed {
-            file: self.file.to_path_buf(),
-            what: what.to_string(),
-            why: why.into(),
-        }
+        ModelError::Malformed { file: self.file.to_path_buf(), what: what.to_string(), why: why.into() }
     }
 }
 

@@ -2,9 +2,7 @@ use super::*;
 use crate::testing::{GgufWriter, TinyModel};
 
 fn refusal(bytes: Vec<u8>) -> String {
-    Gguf::from_bytes("m.gguf", bytes)
-        .expect_err("refused")
-        .to_string()
+    Gguf::from_bytes("m.gguf", bytes).expect_err("refused").to_string()
 }
 
 fn written(writer: &GgufWriter) -> Result<Gguf, ModelError> {
@@ -34,14 +32,8 @@ fn every_value_type_is_read_back() {
         ("a.i32", Value::Array(Array::I32(vec![-7, 8]))),
         ("a.f32", Value::Array(Array::F32(vec![0.5, -0.5]))),
         ("a.bool", Value::Array(Array::Bool(vec![true, false]))),
-        (
-            "a.str",
-            Value::Array(Array::Str(vec!["a".into(), String::new()])),
-        ),
-        (
-            "a.a",
-            Value::Array(Array::Array(vec![Array::U8(vec![1]), Array::Str(vec![])])),
-        ),
+        ("a.str", Value::Array(Array::Str(vec!["a".into(), String::new()]))),
+        ("a.a", Value::Array(Array::Array(vec![Array::U8(vec![1]), Array::Str(vec![])]))),
         ("a.u64", Value::Array(Array::U64(vec![1 << 40]))),
         ("a.i64", Value::Array(Array::I64(vec![-1 << 40]))),
         ("a.f64", Value::Array(Array::F64(vec![0.125]))),
@@ -78,35 +70,24 @@ fn getters_convert_what_fits_and_refuse_the_rest() {
         "m.gguf: metadata key big has value 1099511627776 (does not fit 32 bits)"
     );
     assert!(message(gguf.get_u32("minus").unwrap_err()).contains("-1"));
-    assert_eq!(
-        message(gguf.get_bool("text").unwrap_err()),
-        "m.gguf: metadata key text is a string, not a bool"
-    );
+    assert_eq!(message(gguf.get_bool("text").unwrap_err()), "m.gguf: metadata key text is a string, not a bool");
     assert!(gguf.get_u32("text").is_err() && gguf.get_f32("text").is_err());
     assert!(gguf.get_str_array("kinds").is_err() && gguf.get_f32_array("kinds").is_err());
     assert!(gguf.get_str("u64").is_err() && gguf.get_int_array("text").is_err());
-    assert_eq!(
-        message(gguf.missing("absent")),
-        "m.gguf: metadata key absent is missing"
-    );
+    assert_eq!(message(gguf.missing("absent")), "m.gguf: metadata key absent is missing");
 }
 
 #[test]
 fn tensors_are_found_where_the_file_puts_them() {
     let mut writer = GgufWriter::default();
-    writer
-        .tensor("a", TensorType::F32, &[3, 1], &[1.0, 2.0, 3.0])
-        .tensor("b", TensorType::F16, &[2], &[0.5, -0.5]);
+    writer.tensor("a", TensorType::F32, &[3, 1], &[1.0, 2.0, 3.0]).tensor("b", TensorType::F16, &[2], &[0.5, -0.5]);
     let gguf = written(&writer).unwrap();
     let names: Vec<_> = gguf.tensors().map(|(name, _)| name).collect();
     assert_eq!(names, ["a", "b"]);
     let a = gguf.tensor("a").unwrap();
     assert_eq!((a.kind, &a.dims[..]), (TensorType::F32, &[3, 1][..]));
     assert_eq!(gguf.tensor_bytes(a)[..4], 1.0_f32.to_le_bytes());
-    assert_eq!(
-        gguf.tensor_bytes(gguf.tensor("b").unwrap()),
-        [0x00, 0x38, 0x00, 0xb8]
-    );
+    assert_eq!(gguf.tensor_bytes(gguf.tensor("b").unwrap()), [0x00, 0x38, 0x00, 0xb8]);
 }
 
 #[test]
@@ -121,12 +102,7 @@ fn a_file_is_mapped_as_it_is_read_from_memory() {
 
 #[test]
 fn a_file_cut_at_any_byte_is_refused() {
-    let (bytes, header) = TinyModel {
-        layers: 1,
-        ..TinyModel::default()
-    }
-    .writer()
-    .to_bytes();
+    let (bytes, header) = TinyModel { layers: 1, ..TinyModel::default() }.writer().to_bytes();
     for length in (0..header).chain([header, bytes.len() - 1]) {
         let message = refusal(bytes[..length].to_vec());
         assert!(message.contains("m.gguf"), "{length}: {message}");
@@ -136,23 +112,15 @@ fn a_file_cut_at_any_byte_is_refused() {
 
 #[test]
 fn no_changed_byte_of_the_header_makes_the_reader_panic_or_allocate_without_bound() {
-    let mut writer = TinyModel {
-        layers: 1,
-        ..TinyModel::default()
-    }
-    .writer();
-    writer.set(
-        "nested",
-        Value::Array(Array::Array(vec![Array::U8(vec![1])])),
-    );
+    let mut writer = TinyModel { layers: 1, ..TinyModel::default() }.writer();
+    writer.set("nested", Value::Array(Array::Array(vec![Array::U8(vec![1])])));
     let (mut bytes, header) = writer.to_bytes();
     for at in 0..header {
         let original = bytes[at];
         for change in [0xff, 0x80, 0x01] {
             bytes[at] = original ^ change;
             if let Ok(gguf) = Gguf::from_bytes("m.gguf", bytes.clone()) {
-                gguf.tensors()
-                    .for_each(|(_, entry)| assert!(gguf.tensor_bytes(entry).len() <= bytes.len()));
+                gguf.tensors().for_each(|(_, entry)| assert!(gguf.tensor_bytes(entry).len() <= bytes.len()));
             }
         }
         bytes[at] = original;
@@ -161,56 +129,33 @@ fn no_changed_byte_of_the_header_makes_the_reader_panic_or_allocate_without_boun
 
 #[test]
 fn what_is_no_gguf_file_is_named() {
-    assert_eq!(
-        refusal(b"PK\x03\x04rest".to_vec()),
-        "m.gguf is not a GGUF file (begins with [50, 4b, 03, 04])"
-    );
-    assert_eq!(
-        refusal(vec![]),
-        "m.gguf is not a GGUF file (begins with [])"
-    );
+    assert_eq!(refusal(b"PK\x03\x04rest".to_vec()), "m.gguf is not a GGUF file (begins with [50, 4b, 03, 04])");
+    assert_eq!(refusal(vec![]), "m.gguf is not a GGUF file (begins with [])");
     let error = Gguf::open("does/not/exist.gguf").unwrap_err().to_string();
-    assert!(
-        error.starts_with("cannot read model file does/not/exist.gguf: "),
-        "{error}"
-    );
+    assert!(error.starts_with("cannot read model file does/not/exist.gguf: "), "{error}");
     let folder = tempfile::tempdir().unwrap();
-    assert!(matches!(
-        Gguf::open(folder.path()),
-        Err(ModelError::Io { .. })
-    ));
+    assert!(matches!(Gguf::open(folder.path()), Err(ModelError::Io { .. })));
     let empty = folder.path().join("empty.gguf");
     std::fs::write(&empty, b"").unwrap();
-    assert!(matches!(
-        Gguf::open(&empty),
-        Err(ModelError::BadMagic { .. } | ModelError::Io { .. })
-    ));
+    assert!(matches!(Gguf::open(&empty), Err(ModelError::BadMagic { .. } | ModelError::Io { .. })));
 }
 
 #[test]
 fn other_versions_are_named() {
     let (mut bytes, _) = TinyModel::default().writer().to_bytes();
     bytes[4] = 1;
-    assert_eq!(
-        refusal(bytes.clone()),
-        "m.gguf has GGUF version 1; versions 2 and 3 are supported"
-    );
+    assert_eq!(refusal(bytes.clone()), "m.gguf has GGUF version 1; versions 2 and 3 are supported");
     bytes[4] = 2;
     assert_eq!(Gguf::from_bytes("m.gguf", bytes).unwrap().version(), 2);
 }
 
 #[test]
 fn a_false_count_or_length_runs_into_the_end_of_the_file() {
-    let (mut bytes, _) = GgufWriter::default()
-        .set("k", Value::Str("v".into()))
-        .to_bytes();
+    let (mut bytes, _) = GgufWriter::default().set("k", Value::Str("v".into())).to_bytes();
     let key_length_at = 24;
     bytes[key_length_at..key_length_at + 8].fill(0xff);
     let message = refusal(bytes);
-    assert!(
-        message.contains("is truncated: metadata key 0 needs 18446744073709551615 bytes"),
-        "{message}"
-    );
+    assert!(message.contains("is truncated: metadata key 0 needs 18446744073709551615 bytes"), "{message}");
 
     let (mut bytes, _) = GgufWriter::default().to_bytes();
     bytes[8..16].fill(0xff);
@@ -227,47 +172,20 @@ fn tensors_outside_the_file_and_of_unknown_types_are_named() {
     );
     writer.raw_tensor("w", 0, &[64], vec![0; 8]);
     let message = written(&writer).unwrap_err().to_string();
-    assert!(
-        message.contains("tensor w (256 bytes at offset 0) ends outside the file of"),
-        "{message}"
-    );
+    assert!(message.contains("tensor w (256 bytes at offset 0) ends outside the file of"), "{message}");
     writer.raw_tensor("w", 8, &[33], vec![0; 64]);
-    assert!(
-        written(&writer)
-            .unwrap_err()
-            .to_string()
-            .contains("rows of 33 are no multiple of 32, the block of Q8_0")
-    );
+    assert!(written(&writer).unwrap_err().to_string().contains("rows of 33 are no multiple of 32, the block of Q8_0"));
     writer.raw_tensor("w", 0, &[usize::MAX, usize::MAX], vec![]);
-    assert!(
-        written(&writer)
-            .unwrap_err()
-            .to_string()
-            .contains("overflows")
-    );
+    assert!(written(&writer).unwrap_err().to_string().contains("overflows"));
     writer.raw_tensor("w", 0, &[1, 1, 1, 1, 1], vec![0; 4]);
-    assert!(
-        written(&writer)
-            .unwrap_err()
-            .to_string()
-            .contains("5 dimensions, at most 4")
-    );
+    assert!(written(&writer).unwrap_err().to_string().contains("5 dimensions, at most 4"));
 }
 
 #[test]
 fn keys_and_tensors_stand_once() {
-    let (bytes, _) = GgufWriter::default()
-        .set("a", Value::U8(1))
-        .set("b", Value::U8(1))
-        .to_bytes();
-    let twice: Vec<u8> = bytes
-        .iter()
-        .map(|&byte| if byte == b'b' { b'a' } else { byte })
-        .collect();
-    assert_eq!(
-        refusal(twice),
-        "m.gguf: metadata key a is malformed (it stands twice)"
-    );
+    let (bytes, _) = GgufWriter::default().set("a", Value::U8(1)).set("b", Value::U8(1)).to_bytes();
+    let twice: Vec<u8> = bytes.iter().map(|&byte| if byte == b'b' { b'a' } else { byte }).collect();
+    assert_eq!(refusal(twice), "m.gguf: metadata key a is malformed (it stands twice)");
 }
 
 #[test]
@@ -275,11 +193,6 @@ fn arrays_nest_to_a_limit() {
     let nested = |depth| (0..depth).fold(Array::U8(vec![1]), |inner, _| Array::Array(vec![inner]));
     let mut writer = GgufWriter::default();
     assert!(written(writer.set("k", Value::Array(nested(3)))).is_ok());
-    let refused = written(writer.set("k", Value::Array(nested(4))))
-        .unwrap_err()
-        .to_string();
-    assert_eq!(
-        refused,
-        "m.gguf: metadata key k is malformed (arrays nest deeper than 4)"
-    );
+    let refused = written(writer.set("k", Value::Array(nested(4)))).unwrap_err().to_string();
+    assert_eq!(refused, "m.gguf: metadata key k is malformed (arrays nest deeper than 4)");
 }

@@ -14,32 +14,19 @@ pub fn logits(gguf: &Gguf, tokens: &[u32]) -> Vec<Vec<f64>> {
     let kv_heads = number("attention.head_count_kv");
     let hidden = number("embedding_length");
     let head_dim = hidden / heads;
-    let eps = f64::from(
-        gguf.get_f32("llama.attention.layer_norm_rms_epsilon")
-            .unwrap()
-            .unwrap(),
-    );
+    let eps = f64::from(gguf.get_f32("llama.attention.layer_norm_rms_epsilon").unwrap().unwrap());
     let base = f64::from(gguf.get_f32("llama.rope.freq_base").unwrap().unwrap());
 
     let embedding = matrix(gguf, "token_embd.weight");
-    let mut x: Vec<Vec<f64>> = tokens
-        .iter()
-        .map(|&t| embedding[t as usize].clone())
-        .collect();
+    let mut x: Vec<Vec<f64>> = tokens.iter().map(|&t| embedding[t as usize].clone()).collect();
     for layer in 0..number("block_count") {
         let named = |part: &str| matrix(gguf, &format!("blk.{layer}.{part}.weight"));
-        let (wq, wk, wv, wo) = (
-            named("attn_q"),
-            named("attn_k"),
-            named("attn_v"),
-            named("attn_output"),
-        );
+        let (wq, wk, wv, wo) = (named("attn_q"), named("attn_k"), named("attn_v"), named("attn_output"));
         let norm = &named("attn_norm")[0];
         let normed: Vec<_> = x.iter().map(|row| rms_norm(row, norm, eps)).collect();
         let rotated = |w: &[Vec<f64>]| -> Vec<Vec<f64>> {
             let rows = normed.iter().enumerate();
-            rows.map(|(position, row)| rope(&apply(w, row), position, (head_dim, base)))
-                .collect()
+            rows.map(|(position, row)| rope(&apply(w, row), position, (head_dim, base))).collect()
         };
         let (q, k) = (rotated(&wq), rotated(&wk));
         let v: Vec<_> = normed.iter().map(|row| apply(&wv, row)).collect();
@@ -47,14 +34,10 @@ pub fn logits(gguf: &Gguf, tokens: &[u32]) -> Vec<Vec<f64>> {
             let mut mixed = Vec::new();
             for head in 0..heads {
                 let own = head * head_dim..(head + 1) * head_dim;
-                let kv =
-                    head * kv_heads / heads * head_dim..(head * kv_heads / heads + 1) * head_dim;
-                let scores = k[..=i]
-                    .iter()
-                    .map(|k| dot(&q[i][own.clone()], &k[kv.clone()]) / (head_dim as f64).sqrt());
+                let kv = head * kv_heads / heads * head_dim..(head * kv_heads / heads + 1) * head_dim;
+                let scores = k[..=i].iter().map(|k| dot(&q[i][own.clone()], &k[kv.clone()]) / (head_dim as f64).sqrt());
                 let weights = softmax(&scores.collect::<Vec<_>>());
-                mixed
-                    .extend(kv.map(|d| weights.iter().zip(&v).map(|(w, v)| w * v[d]).sum::<f64>()));
+                mixed.extend(kv.map(|d| weights.iter().zip(&v).map(|(w, v)| w * v[d]).sum::<f64>()));
             }
             add(&mut x[i], &apply(&wo, &mixed));
         }
@@ -62,9 +45,7 @@ pub fn logits(gguf: &Gguf, tokens: &[u32]) -> Vec<Vec<f64>> {
         let norm = &named("ffn_norm")[0];
         for row in &mut x {
             let normed = rms_norm(row, norm, eps);
-            let gated = apply(&gate, &normed)
-                .into_iter()
-                .map(|g| g / (1.0 + (-g).exp()));
+            let gated = apply(&gate, &normed).into_iter().map(|g| g / (1.0 + (-g).exp()));
             let both: Vec<_> = gated.zip(apply(&up, &normed)).map(|(g, u)| g * u).collect();
             add(row, &apply(&down, &both));
         }
@@ -74,9 +55,7 @@ pub fn logits(gguf: &Gguf, tokens: &[u32]) -> Vec<Vec<f64>> {
         None => embedding,
     };
     let norm = &matrix(gguf, "output_norm.weight")[0];
-    x.iter()
-        .map(|row| apply(&output, &rms_norm(row, norm, eps)))
-        .collect()
+    x.iter().map(|row| apply(&output, &rms_norm(row, norm, eps))).collect()
 }
 
 fn matrix(gguf: &Gguf, name: &str) -> Vec<Vec<f64>> {
@@ -84,8 +63,7 @@ fn matrix(gguf: &Gguf, name: &str) -> Vec<Vec<f64>> {
     let mut weights = vec![0.0; entry.dims.iter().product()];
     dequantise(entry.kind, gguf.tensor_bytes(entry), &mut weights);
     let rows = weights.chunks_exact(entry.dims[0]);
-    rows.map(|row| row.iter().map(|&w| f64::from(w)).collect())
-        .collect()
+    rows.map(|row| row.iter().map(|&w| f64::from(w)).collect()).collect()
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {

@@ -1,0 +1,73 @@
+use super::*;
+use starling_core::ids::{AttemptKey, BlockId};
+
+const BOUNDS: Bounds = Bounds { blocks: 8, block_tokens: 4, vocabulary: 100, context: 16 };
+
+fn slice(start: u32, tokens: u32, blocks: &[u32]) -> Slice {
+    Slice {
+        attempt: AttemptKey::default(),
+        tokens: (0..tokens).collect(),
+        start,
+        blocks: blocks.iter().map(|&block| BlockId(block)).collect(),
+        sample: Some(Sample { sampling: Default::default(), child: 0, position: start.saturating_add(tokens) }),
+    }
+}
+
+fn refusal(slices: &[Slice]) -> String {
+    let step = Step { slices: slices.to_vec() };
+    Checker::default().check(&step, &BOUNDS).expect_err("refused").to_string()
+}
+
+#[test]
+fn a_step_that_can_be_computed_passes() {
+    let mut without_sample = slice(5, 3, &[4, 5]);
+    without_sample.sample = None;
+    let step = Step { slices: vec![slice(0, 4, &[0]), without_sample, slice(15, 1, &[0, 1, 2, 3])] };
+    let mut checker = Checker::default();
+    for _ in 0..2 {
+        checker.check(&step, &BOUNDS).unwrap();
+    }
+    checker.check(&Step::default(), &BOUNDS).unwrap();
+}
+
+#[test]
+fn sequences_may_read_the_same_blocks_and_write_their_own() {
+    let step = Step { slices: vec![slice(8, 2, &[0, 1, 2]), slice(8, 1, &[0, 1, 3])] };
+    Checker::default().check(&step, &BOUNDS).unwrap();
+    let message = refusal(&[slice(8, 2, &[0, 1, 2]), slice(4, 4, &[0, 2])]);
+    assert_eq!(message, "slice 1 is malformed: it writes a block that another slice writes");
+}
+
+#[test]
+fn each_malformation_is_named() {
+    assert_eq!(refusal(&[slice(0, 0, &[0])]), "slice 0 is malformed: it has no tokens");
+    assert_eq!(refusal(&[slice(0, 5, &[0])]), "slice 0 is malformed: its blocks do not cover its tokens");
+    assert_eq!(refusal(&[slice(14, 3, &[0, 1, 2, 3, 4])]), "slice 0 is malformed: it reaches beyond the context");
+    assert_eq!(refusal(&[slice(u32::MAX, 1, &[0])]), "slice 0 is malformed: it reaches beyond the context");
+    assert_eq!(refusal(&[slice(0, 1, &[0]), slice(4, 2, &[3, 3])]), "slice 1 is malformed: it names a block twice");
+    assert_eq!(refusal(&[slice(0, 1, &[8])]), "step names block 8, the pool has 8");
+    // Also where no token reaches.
+    assert_eq!(refusal(&[slice(0, 1, &[0, 9])]), "step names block 9, the pool has 8");
+    let mut bad = slice(0, 2, &[0]);
+    bad.tokens[1] = 100;
+    assert_eq!(refusal(&[bad]), "step names token 100, the vocabulary has 100");
+}
+
+#[test]
+fn sampling_that_has_no_meaning_is_named() {
+    let with = |change: fn(&mut Sample)| {
+        let mut slice = slice(0, 2, &[0]);
+        change(slice.sample.as_mut().expect("samples"));
+        refusal(&[slice])
+    };
+    assert!(with(|s| s.position = 1).contains("samples a position"));
+    let temperatures: [fn(&mut Sample); 2] = [|s| s.sampling.temperature = -0.1, |s| s.sampling.temperature = f32::NAN];
+    for change in temperatures {
+        assert!(with(change).contains("temperature"));
+    }
+    let shares: [fn(&mut Sample); 3] =
+        [|s| s.sampling.top_p = 0.0, |s| s.sampling.top_p = 1.5, |s| s.sampling.top_p = f32::NAN];
+    for change in shares {
+        assert!(with(change).contains("top_p"));
+    }
+}

@@ -1,0 +1,103 @@
+//! The memory of KV blocks.
+
+use starling_core::ids::BlockId;
+
+/// How keys and values of one model lie in a block.
+///
+/// # Shape
+/// A layer's memory is `[blocks][2][kv_heads][block_tokens][head_dim]`, the 2 being keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockShape {
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub block_tokens: usize,
+}
+
+impl BlockShape {
+    /// Numbers of one head's keys, or values, in a block.
+    fn head_numbers(&self) -> usize {
+        self.block_tokens * self.head_dim
+    }
+
+    /// Numbers of one block in one layer.
+    fn block_numbers(&self) -> usize {
+        2 * self.kv_heads * self.head_numbers()
+    }
+
+    /// Bytes of one block over all layers; `None` if that does not fit.
+    pub fn block_bytes(&self, layers: usize) -> Option<u64> {
+        let numbers = [2, self.kv_heads, self.block_tokens, self.head_dim, layers, size_of::<f32>()];
+        let bytes = numbers.iter().try_fold(1_usize, |product, &n| product.checked_mul(n))?;
+        Some(bytes as u64)
+    }
+}
+
+/// One rank's KV blocks.
+///
+/// The memory is zero and not touched until written, so that the system gives it when it is used.
+pub struct KvPool {
+    shape: BlockShape,
+    layers: Vec<Vec<f32>>,
+}
+
+impl KvPool {
+    /// `None` if so much memory cannot be addressed.
+    pub fn new(shape: BlockShape, layers: usize, blocks: usize) -> Option<Self> {
+        let bytes = shape.block_bytes(layers)?.checked_mul(blocks as u64)?;
+        isize::try_from(bytes).ok()?;
+        let layers = (0..layers).map(|_| vec![0.0; shape.block_numbers() * blocks]).collect();
+        Some(Self { shape, layers })
+    }
+
+    pub fn shape(&self) -> BlockShape {
+        self.shape
+    }
+
+    /// Stores one token's keys and values: a row of `kv_heads` heads each.
+    pub fn write(&mut self, layer: usize, table: &[BlockId], position: usize, (keys, values): (&[f32], &[f32])) {
+        let BlockShape { head_dim, block_tokens, .. } = self.shape;
+        let block = table[position / block_tokens].0 as usize;
+        let (size, head_size) = (self.shape.block_numbers(), self.shape.head_numbers());
+        let block = &mut self.layers[layer][block * size..][..size];
+        let (key_heads, value_heads) = block.split_at_mut(size / 2);
+        let at = position % block_tokens * head_dim;
+        for (side, row) in [(key_heads, keys), (value_heads, values)] {
+            for (head, row) in side.chunks_exact_mut(head_size).zip(row.chunks_exact(head_dim)) {
+                head[at..at + head_dim].copy_from_slice(row);
+            }
+        }
+    }
+
+    /// What one head of a layer reads.
+    pub fn head<'a>(&'a self, layer: usize, kv_head: usize, table: &'a [BlockId]) -> KvHead<'a> {
+        KvHead { shape: self.shape, layer: &self.layers[layer], kv_head, table }
+    }
+}
+
+/// One sequence's keys and values of one head, where they lie.
+#[derive(Clone, Copy)]
+pub struct KvHead<'a> {
+    shape: BlockShape,
+    layer: &'a [f32],
+    kv_head: usize,
+    table: &'a [BlockId],
+}
+
+impl<'a> KvHead<'a> {
+    pub fn head_dim(&self) -> usize {
+        self.shape.head_dim
+    }
+
+    /// The keys and values of positions from `from` to `to` or the end of the block, whichever comes first; `to` is above
+    /// `from`.
+    pub fn run(&self, from: usize, to: usize) -> (&'a [f32], &'a [f32]) {
+        let BlockShape { head_dim, block_tokens, .. } = self.shape;
+        let (size, head_size) = (self.shape.block_numbers(), self.shape.head_numbers());
+        let block = self.table[from / block_tokens].0 as usize;
+        let first = from % block_tokens;
+        let count = (to - from).min(block_tokens - first);
+        let keys = block * size + self.kv_head * head_size + first * head_dim;
+        let values = keys + size / 2;
+        (&self.layer[keys..][..count * head_dim], &self.layer[values..][..count * head_dim])
+    }
+}
