@@ -1,5 +1,6 @@
-//! Runs published vectors against the core: `conformance router DIR`.
+//! Checks vectors in files: `conformance router DIR`, `conformance engine FILE --model MODEL`.
 
+mod engine;
 mod router;
 
 use std::io::Write;
@@ -9,9 +10,10 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.split_first() {
         Some((family, rest)) if family == "router" => router::main(rest),
+        Some((family, rest)) if family == "engine" => engine::main(rest),
         _ => {
-            let _ = writeln!(std::io::stderr(), "usage: conformance router DIR");
-            ExitCode::FAILURE
+            let _ = writeln!(std::io::stderr(), "usage: conformance router DIR | engine FILE --model MODEL");
+            ExitCode::from(2)
         }
     }
 }
