@@ -23,6 +23,13 @@ pub fn element(table: u64, words: &[u64]) -> u64 {
     hash
 }
 
+/// [`element`] where the number of words is known when compiling: nothing to copy or to branch on.
+#[inline]
+pub fn element_of<const N: usize>(table: u64, words: [u64; N]) -> u64 {
+    const { assert!(N <= 16, "element hashes more words in chunks") };
+    xxh3_64_with_seed(words.map(u64::to_le_bytes).as_flattened(), table)
+}
+
 /// The running digest of one table whose elements sit in slots `0..n`.
 #[derive(Clone, Debug)]
 pub struct Accumulator {
@@ -91,6 +98,8 @@ mod tests {
     #[test]
     fn element_depends_on_table_length_and_order() {
         let long: Vec<u64> = (0..40).collect();
+        assert_eq!(element(9, &long[..3]), element_of(9, [0, 1, 2]));
+        assert_eq!(element(9, &long[..16]), element_of::<16>(9, std::array::from_fn(|at| at as u64)));
         assert_ne!(element(1, &[1, 2]), element(2, &[1, 2]));
         assert_ne!(element(1, &[1, 2]), element(1, &[2, 1]));
         assert_ne!(element(1, &[1]), element(1, &[1, 0]));

@@ -64,6 +64,15 @@ id!(
     "block "
 );
 
+impl RequestNumber {
+    /// Its hash in a table. Numbers are given in sequence, and requests that come together are looked up together: they
+    /// sit side by side, told apart by seven mixed bits at the top.
+    pub(crate) fn spread(self) -> u64 {
+        const TAG: u64 = 0x7f << 57;
+        (self.0 & !TAG) | (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) & TAG)
+    }
+}
+
 /// A token of the model's vocabulary.
 pub type TokenId = u32;
 

@@ -4,7 +4,7 @@
 //! The published waiting-queue rules, with two things added: what children weigh (see [`CountChildren`]), and, under
 //! `strict-cap`, room kept free for a parent that waits for it.
 
-use super::queue::Queue;
+use super::queue::{Queue, Step};
 use super::waiting::Waiting;
 use crate::ids::RequestNumber;
 use crate::placement::CountChildren;
@@ -118,50 +118,41 @@ impl Queue {
     /// # Cost
     /// O(requests looked at); no allocation once `out` has grown.
     pub fn admit(&mut self, pass: &Pass<'_>, pin: impl Fn(&Waiting) -> Option<u32>, out: &mut Admission) {
-        out.admitted.clear();
-        out.set_aside = 0;
-        out.held.clear();
+        let Admission { admitted, held, set_aside, reserved } = out;
+        admitted.clear();
+        *set_aside = 0;
+        held.clear();
         if pass.held.iter().any(|held| *held > 0) {
-            out.held.extend_from_slice(pass.held);
+            held.extend_from_slice(pass.held);
         }
-        out.reserved.clear();
-        out.reserved.extend(pass.counts.iter().map(|count| u64::from(*count)));
-        let mut room =
-            Room { reserved: &mut out.reserved, held: &mut out.held, cap: u64::from(pass.cap), claimed: false };
+        reserved.clear();
+        reserved.extend(pass.counts.iter().map(|count| u64::from(*count)));
+        let mut room = Room { reserved, held, cap: u64::from(pass.cap), claimed: false };
         let mut budget = pass.budget;
-        let mut lane = self.first_lane();
-        while let Some((priority, mut slot)) = lane {
-            lane = self.lane_after(priority);
-            while let Some((request, next)) = self.at(slot) {
-                if pass.only.is_some_and(|only| !only.contains(&request.number)) {
-                    slot = next;
-                    continue;
-                }
-                let whole = 1 + u64::from(request.children);
-                // An empty budget ends the pass before anything is counted as deferred.
-                if whole > budget {
-                    return;
-                }
-                let rank = match decide(request, pass, &pin, &mut room) {
-                    Decision::Admit(reserved) => {
-                        budget -= whole;
-                        out.admitted.extend(self.take(slot).map(|request| Admitted { request, reserved }));
-                        slot = next;
-                        continue;
-                    }
-                    Decision::Defer(rank) => {
-                        self.edit(slot, |request| defer(request, pass.now_us));
-                        rank
-                    }
-                    Decision::SetAside(rank) => rank,
-                };
-                out.set_aside += 1;
-                if whole > 1 && pass.count_children == CountChildren::StrictCap {
-                    budget -= room.claim(rank).min(budget);
-                }
-                slot = next;
+        let judge = |request: &Waiting| {
+            if pass.only.is_some_and(|only| !only.contains(&request.number)) {
+                return Step::Keep;
             }
-        }
+            let whole = 1 + u64::from(request.children);
+            // An empty budget ends the pass before anything is counted as deferred.
+            if whole > budget {
+                return Step::Stop;
+            }
+            let (rank, step) = match decide(request, pass, &pin, &mut room) {
+                Decision::Admit(reserved) => {
+                    budget -= whole;
+                    return Step::Take(reserved);
+                }
+                Decision::Defer(rank) => (rank, Step::Defer),
+                Decision::SetAside(rank) => (rank, Step::Keep),
+            };
+            *set_aside += 1;
+            if whole > 1 && pass.count_children == CountChildren::StrictCap {
+                budget -= room.claim(rank).min(budget);
+            }
+            step
+        };
+        self.sweep(pass.now_us, judge, |request, reserved| admitted.push(Admitted { request, reserved }));
     }
 }
 
@@ -183,11 +174,4 @@ fn decide(request: &Waiting, pass: &Pass<'_>, pin: &impl Fn(&Waiting) -> Option<
         return if room.reserve(rank, weight) { Decision::Admit(Some(rank)) } else { Decision::SetAside(rank) };
     }
     Decision::Admit(None)
-}
-
-fn defer(request: &mut Waiting, now_us: u64) {
-    if request.deferrals == 0 {
-        request.since_us = now_us;
-    }
-    request.deferrals = request.deferrals.saturating_add(1);
 }

@@ -35,9 +35,19 @@ pub enum Policy {
     Priority,
 }
 
+/// What becomes of a request that a sweep comes by.
+pub(super) enum Step<T> {
+    Take(T),
+    Keep,
+    /// It stays, set aside for its conversation's rank.
+    Defer,
+    /// It stays, and so do all behind it.
+    Stop,
+}
+
 #[derive(Clone, Debug)]
-pub(super) struct Slot {
-    pub(super) request: Option<Waiting>,
+struct Slot {
+    request: Option<Waiting>,
     prev: u32,
     next: u32,
 }
@@ -48,7 +58,7 @@ struct Ends {
     tail: u32,
 }
 
-pub(super) type Lane = Reverse<Priority>;
+type Lane = Reverse<Priority>;
 
 /// The waiting requests of a view, in service order.
 #[derive(Clone, Debug, Default)]
@@ -59,12 +69,6 @@ pub struct Queue {
     by_number: HashTable<u32>,
     lanes: BTreeMap<Lane, Ends>,
     digest: Accumulator,
-}
-
-/// Numbers are given in sequence, so one multiplication spreads them over the table's buckets and tags.
-fn spread(number: RequestNumber) -> u64 {
-    let mixed = number.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ (mixed >> 32)
 }
 
 fn number_of(slots: &[Slot], slot: u32) -> Option<RequestNumber> {
@@ -109,7 +113,8 @@ impl Queue {
             None => self.slots.push(vacant),
         }
         let slots = &self.slots;
-        self.by_number.insert_unique(spread(number), slot, |slot| number_of(slots, *slot).map_or(0, spread));
+        self.by_number
+            .insert_unique(number.spread(), slot, |slot| number_of(slots, *slot).map_or(0, RequestNumber::spread));
         self.link(lane, slot, number);
     }
 
@@ -189,22 +194,67 @@ impl Queue {
         self.digest.verify(slice, of_slice.filter_map(|slot| slot.request.as_ref().map(Waiting::element)))
     }
 
-    pub(super) fn first_lane(&self) -> Option<(Lane, u32)> {
-        self.lanes.iter().next().map(|(lane, ends)| (*lane, ends.head))
+    /// Walks the requests in service order and does with each what `judge` says; those taken out go to `taken`.
+    ///
+    /// # Cost
+    /// O(requests looked at). What is taken out of a row of requests is unlinked once, not one by one.
+    pub(super) fn sweep<T>(
+        &mut self,
+        now_us: u64,
+        mut judge: impl FnMut(&Waiting) -> Step<T>,
+        mut taken: impl FnMut(Waiting, T),
+    ) {
+        let mut lane = self.lanes.iter().next().map(|(lane, ends)| (*lane, *ends));
+        while let Some((key, Ends { head, tail })) = lane {
+            let (mut first, mut kept, mut at) = (NONE, NONE, head);
+            let mut stopped = false;
+            while let Some(Slot { request: Some(request), next, .. }) = self.slots.get(at as usize) {
+                let next = *next;
+                match judge(request) {
+                    Step::Take(with) => {
+                        if let Some(request) = self.vacate(at) {
+                            taken(request, with);
+                        }
+                        at = next;
+                        continue;
+                    }
+                    Step::Keep => {}
+                    Step::Defer => self.edit(at, |request| request.defer(now_us)),
+                    Step::Stop => {
+                        stopped = true;
+                        break;
+                    }
+                }
+                self.join(kept, at);
+                first = if first == NONE { at } else { first };
+                (kept, at) = (at, next);
+            }
+            self.join(kept, at);
+            let ends =
+                Ends { head: if first == NONE { at } else { first }, tail: if at == NONE { kept } else { tail } };
+            if ends.head == NONE {
+                self.lanes.remove(&key);
+            } else {
+                self.lanes.insert(key, ends);
+            }
+            if stopped {
+                return;
+            }
+            lane = self.lanes.range((Excluded(key), Unbounded)).next().map(|(lane, ends)| (*lane, *ends));
+        }
     }
 
-    pub(super) fn lane_after(&self, lane: Lane) -> Option<(Lane, u32)> {
-        self.lanes.range((Excluded(lane), Unbounded)).next().map(|(lane, ends)| (*lane, ends.head))
-    }
-
-    /// The waiting request in `slot` and the slot behind it in its lane; `None` past the lane's end.
-    pub(super) fn at(&self, slot: u32) -> Option<(&Waiting, u32)> {
-        let place = self.slots.get(slot as usize)?;
-        place.request.as_ref().map(|request| (request, place.next))
+    fn join(&mut self, before: u32, after: u32) {
+        if before != NONE {
+            self.slots[before as usize].next = after;
+        }
+        if after != NONE {
+            self.slots[after as usize].prev = before;
+        }
     }
 
     /// Changes a request in place; its number and priority stay.
-    pub(super) fn edit(&mut self, slot: u32, change: impl FnOnce(&mut Waiting)) {
+    fn edit(&mut self, slot: u32, change: impl FnOnce(&mut Waiting)) {
         if let Some(request) = self.slots[slot as usize].request.as_mut() {
             self.digest.fold_out(slot as usize, request.element());
             change(request);
@@ -212,22 +262,28 @@ impl Queue {
         }
     }
 
-    pub(super) fn take(&mut self, slot: u32) -> Option<Waiting> {
-        let place = &mut self.slots[slot as usize];
-        let (prev, next) = (place.prev, place.next);
-        let request = place.request.take()?;
+    fn take(&mut self, slot: u32) -> Option<Waiting> {
+        let Slot { prev, next, .. } = self.slots[slot as usize];
+        let request = self.vacate(slot)?;
+        self.unlink(&request, prev, next);
+        Some(request)
+    }
+
+    /// Empties a slot; its neighbours still have to be joined.
+    #[inline]
+    fn vacate(&mut self, slot: u32) -> Option<Waiting> {
+        let request = self.slots[slot as usize].request.take()?;
         self.digest.fold_out(slot as usize, request.element());
-        if let Ok(entry) = self.by_number.find_entry(spread(request.number), |at| *at == slot) {
+        if let Ok(entry) = self.by_number.find_entry(request.number.spread(), |at| *at == slot) {
             entry.remove();
         }
-        self.unlink(&request, prev, next);
         self.free.push(slot);
         Some(request)
     }
 
     fn find(&self, number: RequestNumber) -> Option<u32> {
         let slots = &self.slots;
-        self.by_number.find(spread(number), |slot| number_of(slots, *slot) == Some(number)).copied()
+        self.by_number.find(number.spread(), |slot| number_of(slots, *slot) == Some(number)).copied()
     }
 
     fn lane_of(&self, request: &Waiting) -> Lane {

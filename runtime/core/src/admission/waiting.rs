@@ -93,6 +93,14 @@ impl Waiting {
         self.explicit.is_some() && self.relax != Some(true)
     }
 
+    /// Counts a pass that set the request aside.
+    pub(super) fn defer(&mut self, now_us: u64) {
+        if self.deferrals == 0 {
+            self.since_us = now_us;
+        }
+        self.deferrals = self.deferrals.saturating_add(1);
+    }
+
     /// Hash of every field: equal on every replica, whatever slot the request sits in.
     pub(super) fn element(&self) -> u64 {
         let affinity = self.affinity.map_or(0, |key| key.0);
@@ -101,13 +109,13 @@ impl Waiting {
             Some(false) => 1,
             Some(true) => 2,
         };
-        let flags = relax | u64::from(self.affinity.is_some()) << 2 | (self.head.len() as u64) << 3;
+        let explicit = self.explicit.map_or(0, |rank| u64::from(rank) + 1);
+        let flags = explicit | relax << 33 | u64::from(self.affinity.is_some()) << 35;
         let fixed = [
             self.number.0,
             self.key.ingress.0,
             self.key.seq,
             u64::from(self.tokens) | u64::from(self.children) << 32,
-            self.explicit.map_or(0, |rank| u64::from(rank) + 1),
             flags,
             affinity as u64,
             (affinity >> 64) as u64,
@@ -115,7 +123,7 @@ impl Waiting {
             u64::from(self.deferrals),
             self.since_us,
         ];
-        let hash = digest::element(TABLE, &fixed);
+        let hash = digest::element_of(TABLE, fixed);
         if self.head.is_empty() {
             return hash;
         }

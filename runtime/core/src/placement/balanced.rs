@@ -1,7 +1,7 @@
 //! The published default router: longest prompt first, each to the rank with the fewest tokens. It remembers nothing.
 
 use super::config::CountChildren;
-use super::slots::{Slots, assign, expected, strict_first};
+use super::slots::{Slots, assign, expected};
 use super::{Choice, Placement, Routing, Why};
 use crate::admission::Admitted;
 use serde::{Deserialize, Serialize};
@@ -35,8 +35,8 @@ impl Balanced {
 
     pub(super) fn route(&mut self, routing: &Routing<'_>, batch: &[Admitted], out: &mut Placement) {
         let Scratch { slots, order, rest, ready, passed_over } = &mut self.scratch;
-        slots.load(routing, batch, self.count_children);
-        strict_first(batch, |a| a.request.explicit.is_some() && a.request.relax == Some(false), order);
+        let strict = |a: &Admitted| a.request.explicit.is_some() && a.request.relax == Some(false);
+        slots.open(routing, (batch, self.count_children), strict, order);
         rest.clear();
         let mut rest_weight = 0;
         for index in order.iter().copied() {

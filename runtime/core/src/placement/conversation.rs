@@ -2,7 +2,7 @@
 
 use super::config::{Bound, Config, CountChildren, NewConversations, UnknownPolicy};
 use super::remap::Remap;
-use super::slots::{Slots, assign, expected, strict_first};
+use super::slots::{Slots, assign, expected};
 use super::table::Table;
 use super::{Choice, Placement, Routing, Why};
 use crate::admission::{Admitted, Waiting};
@@ -80,11 +80,11 @@ impl Conversation {
     pub(super) fn route(&mut self, routing: &Routing<'_>, batch: &[Admitted], out: &mut Placement) {
         let mut scratch = std::mem::take(&mut self.scratch);
         let Scratch { slots, order, rest } = &mut scratch;
-        slots.load(routing, batch, self.count_children);
+        let strict = |admitted: &Admitted| admitted.request.relax == Some(false);
+        slots.open(routing, (batch, self.count_children), strict, order);
         if self.cursor >= slots.ranks() {
             self.cursor = 0;
         }
-        strict_first(batch, |admitted| admitted.request.relax == Some(false), order);
         if self.strict.is_some() {
             self.place_pinned(routing.now_us, batch, (slots, order), out);
         }
@@ -195,7 +195,7 @@ impl Conversation {
         out.assigned.push(assign(index, rank, why));
     }
 
-    fn choose(&mut self, weight: u64, target: u64, slots: &Slots) -> Option<(u32, Choice)> {
+    fn choose(&mut self, weight: u64, target: u64, slots: &mut Slots) -> Option<(u32, Choice)> {
         let by = self.new_conversations;
         let chosen = match by {
             NewConversations::RoundRobin => self.next_in_turn(weight, target, slots),
@@ -222,16 +222,27 @@ impl Conversation {
     }
 
     fn fewest_tokens(&mut self, weight: u64, target: u64, slots: &Slots) -> Option<u32> {
-        let ranks = slots.ranks();
-        let from_cursor = |rank: u32| {
-            if rank >= self.cursor { rank - self.cursor } else { rank + ranks - self.cursor }
-        };
-        let order = |rank: &u32| (slots.tokens_of(*rank), slots.active[*rank as usize], from_cursor(*rank));
-        let best = |room: &dyn Fn(u32) -> bool| (0..ranks).filter(|rank| room(*rank)).min_by_key(order);
-        let rank = best(&|rank| slots.under(rank, weight, target))
-            .or_else(|| best(&|rank| slots.last_resort(rank, weight)))?;
-        self.cursor = after(rank, ranks);
+        let under = self.fewest_tokens_among(slots, |rank| slots.under(rank, weight, target));
+        let rank = under.or_else(|| self.fewest_tokens_among(slots, |rank| slots.last_resort(rank, weight)))?;
+        self.cursor = after(rank, slots.ranks());
         Some(rank)
+    }
+
+    /// Fewest tokens, then fewest requests, then the next in turn.
+    fn fewest_tokens_among(&self, slots: &Slots, room: impl Fn(u32) -> bool) -> Option<u32> {
+        let turn = |rank: u32| if rank < self.cursor { rank + slots.ranks() } else { rank };
+        let mut best: Option<u32> = None;
+        let mut fewest = u64::MAX;
+        for (rank, tokens) in (0..).zip(&slots.tokens) {
+            if *tokens > fewest || !room(rank) {
+                continue;
+            }
+            let active = |rank: u32| (slots.active[rank as usize], turn(rank));
+            if *tokens < fewest || best.is_none_or(|best| active(rank) < active(best)) {
+                (best, fewest) = (Some(rank), *tokens);
+            }
+        }
+        best
     }
 
     pub(super) fn remap(&mut self, remap: &Remap) {

@@ -2,10 +2,11 @@
 
 use super::config::{Config, CountChildren};
 use super::permutation::shuffle;
+use super::prefix_order::PrefixOrder;
 use super::remap::Remap;
-use super::slots::{Slots, assign, expected, strict_first};
+use super::slots::{Slots, assign, expected};
 use super::{Choice, Placement, Routing, Why};
-use crate::admission::{Admitted, HEAD_TOKENS, Waiting};
+use crate::admission::{Admitted, Waiting};
 use crate::digest;
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,7 @@ struct Scratch {
     slots: Slots,
     order: Vec<u32>,
     rest: Vec<u32>,
+    prefixes: PrefixOrder,
     field: Field,
 }
 
@@ -38,6 +40,8 @@ struct Scratch {
 struct Field {
     ranks: Vec<u32>,
     tokens: Vec<f64>,
+    /// Sum of `tokens`.
+    total: u64,
     matches: Vec<f64>,
     scores: Vec<f64>,
     shuffled: Vec<u32>,
@@ -73,11 +77,11 @@ impl KvAware {
 
     pub(super) fn route(&mut self, routing: &Routing<'_>, batch: &[Admitted], out: &mut Placement) {
         let mut scratch = std::mem::take(&mut self.scratch);
-        let Scratch { slots, order, rest, field } = &mut scratch;
-        slots.load(routing, batch, self.count_children);
-        strict_first(batch, |a| a.request.explicit.is_some() && a.request.relax == Some(false), order);
+        let Scratch { slots, order, rest, prefixes, field } = &mut scratch;
+        let strict = |a: &Admitted| a.request.explicit.is_some() && a.request.relax == Some(false);
+        slots.open(routing, (batch, self.count_children), strict, order);
         let rest_weight = self.place_first(routing, batch, (slots, order), rest, out);
-        rest.sort_by(|a, b| by_prefix(&batch[*a as usize].request, &batch[*b as usize].request));
+        prefixes.sort(batch, rest);
         let target = slots.target(self.multiplier, rest_weight);
         let mut most = target;
         field.weight = None;
@@ -110,8 +114,9 @@ impl KvAware {
                 out.dropped.push(index);
                 continue;
             };
-            slots.place(rank, weight, uncached(&admitted.request, row, rank));
-            field.placed(rank, slots, target);
+            let added = uncached(&admitted.request, row, rank);
+            slots.place(rank, weight, added);
+            field.placed(rank, added, slots, target);
             most = most.max(slots.active[rank as usize].min(u64::from(routing.cap)));
             out.assigned.push(assign(index, rank, Why::plain(choice)));
         }
@@ -159,38 +164,24 @@ impl KvAware {
 
     /// The field's rank with the smallest (score, tokens); exact ties go to the one that the seeded permutation has first.
     fn score(&self, request: &Waiting, row: &[u32], field: &mut Field) -> Option<Best> {
+        if field.ranks.is_empty() {
+            return None;
+        }
         let prompt = f64::from(request.tokens);
-        let longest = field.ranks.iter().map(|rank| matched(row, *rank)).max()?;
-        let gated = f64::from(longest) / prompt.max(1.0) <= self.match_threshold;
-        let total: f64 = field.tokens.iter().sum();
-        let share = total.max(prompt);
+        let longest = field.match_row(row);
+        let gated = longest / prompt.max(1.0) <= self.match_threshold;
+        let share = (field.total as f64).max(prompt);
         // An empty prompt on idle ranks has no load to compare.
         let share = if share == 0.0 { 1.0 } else { share };
-        field.matches.clear();
-        field.matches.extend(field.ranks.iter().map(|rank| if gated { 0.0 } else { f64::from(matched(row, *rank)) }));
+        let load = |tokens: &f64| self.load_weight * ((tokens / share) * prompt);
         field.scores.clear();
-        let terms = field.tokens.iter().zip(&field.matches);
-        field
-            .scores
-            .extend(terms.map(|(tokens, matched)| (prompt - matched) + self.load_weight * ((tokens / share) * prompt)));
-        let order = |at: usize| (field.scores[at], field.tokens[at]);
-        let mut at = 0;
-        let mut tied = 1;
-        for other in 1..field.scores.len() {
-            if order(other) < order(at) {
-                (at, tied) = (other, 1);
-            } else if order(other) == order(at) {
-                tied += 1;
-            }
+        if gated {
+            field.scores.extend(field.tokens.iter().map(|tokens| prompt + load(tokens)));
+        } else {
+            let terms = field.tokens.iter().zip(&field.matches);
+            field.scores.extend(terms.map(|(tokens, matched)| (prompt - matched) + load(tokens)));
         }
-        if tied > 1 {
-            let best = order(at);
-            field.shuffled.clear();
-            field.shuffled.extend(0..field.ranks.len() as u32);
-            shuffle(request.number.0, &mut field.shuffled);
-            let ties = field.shuffled.iter().map(|at| *at as usize);
-            at = ties.into_iter().find(|at| order(*at) == best).unwrap_or(at);
-        }
+        let (at, tied) = field.best(request.number.0);
         Some(Best { at, score: field.scores[at], gated, tied })
     }
 
@@ -226,20 +217,77 @@ impl Field {
         self.ranks.extend((0..slots.ranks()).filter(|rank| slots.under(*rank, weight, target)));
         self.tokens.clear();
         self.tokens.extend(self.ranks.iter().map(|rank| slots.tokens_of(*rank) as f64));
+        self.total = self.ranks.iter().fold(0, |total, rank| total.saturating_add(slots.tokens_of(*rank)));
         self.weight = Some(weight);
     }
 
     /// Follows a placement: the rank's new load, or the field is to be gathered again.
-    fn placed(&mut self, rank: u32, slots: &Slots, target: u64) {
-        let (Some(weight), Ok(at)) = (self.weight, self.ranks.binary_search(&rank)) else {
-            return;
-        };
+    fn placed(&mut self, rank: u32, added: u64, slots: &Slots, target: u64) {
+        let (Some(weight), Ok(at)) = (self.weight, self.ranks.binary_search(&rank)) else { return };
         if slots.under(rank, weight, target) {
             self.tokens[at] = slots.tokens_of(rank) as f64;
+            self.total = self.total.saturating_add(added);
         } else {
             self.weight = None;
         }
     }
+
+    /// Takes a request's matches over; returns the longest.
+    fn match_row(&mut self, row: &[u32]) -> f64 {
+        self.matches.clear();
+        // Ranks rise, so a field as long as the row that ends with its last rank is all of it.
+        let whole =
+            self.ranks.len() == row.len() && self.ranks.last().is_some_and(|rank| *rank as usize + 1 == row.len());
+        if whole {
+            self.matches.extend(row.iter().map(|tokens| f64::from(*tokens)));
+            return f64::from(row.iter().copied().max().unwrap_or(0));
+        }
+        let mut longest = 0;
+        self.matches.extend(self.ranks.iter().map(|rank| {
+            let tokens = matched(row, *rank);
+            longest = longest.max(tokens);
+            f64::from(tokens)
+        }));
+        f64::from(longest)
+    }
+
+    /// The best rank's place in the field, and how many share its score and load.
+    fn best(&mut self, seed: u64) -> (usize, u32) {
+        let least = least(&self.scores);
+        let mut at = self.scores.iter().position(|score| *score == least).unwrap_or(0);
+        let same_score = self.scores.iter().filter(|score| **score == least).count();
+        if same_score <= 1 {
+            return (at, 1);
+        }
+        let mut tied = 1;
+        for other in at + 1..self.scores.len() {
+            if self.scores[other] == least {
+                if self.tokens[other] < self.tokens[at] {
+                    (at, tied) = (other, 1);
+                } else if self.tokens[other] == self.tokens[at] {
+                    tied += 1;
+                }
+            }
+        }
+        if tied > 1 {
+            let tokens = self.tokens[at];
+            self.shuffled.clear();
+            self.shuffled.extend(0..self.ranks.len() as u32);
+            shuffle(seed, &mut self.shuffled);
+            let ties = |place: &usize| self.scores[*place] == least && self.tokens[*place] == tokens;
+            at = self.shuffled.iter().map(|place| *place as usize).find(ties).unwrap_or(at);
+        }
+        (at, tied)
+    }
+}
+
+/// Four running minima, which the compiler keeps in vector registers.
+fn least(scores: &[f64]) -> f64 {
+    let lesser = |a: f64, b: f64| if b < a { b } else { a };
+    let (fours, rest) = scores.as_chunks::<4>();
+    let lanes =
+        fours.iter().fold([f64::INFINITY; 4], |lanes, four| std::array::from_fn(|at| lesser(lanes[at], four[at])));
+    lanes.iter().chain(rest).copied().fold(f64::INFINITY, lesser)
 }
 
 fn matched(row: &[u32], rank: u32) -> u32 {
@@ -248,10 +296,4 @@ fn matched(row: &[u32], rank: u32) -> u32 {
 
 fn uncached(request: &Waiting, row: &[u32], rank: u32) -> u64 {
     u64::from(request.tokens.saturating_sub(matched(row, rank)))
-}
-
-/// Requests that share a prefix are placed one after the other, the longest of them first.
-fn by_prefix(a: &Waiting, b: &Waiting) -> std::cmp::Ordering {
-    let head = |request: &Waiting| request.head.len().min(HEAD_TOKENS);
-    a.head[..head(a)].cmp(&b.head[..head(b)]).then(b.tokens.cmp(&a.tokens))
 }

@@ -34,11 +34,6 @@ pub struct MatchTable {
     by_number: HashTable<u32>,
 }
 
-fn spread(request: RequestNumber) -> u64 {
-    let mixed = request.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ (mixed >> 32)
-}
-
 impl MatchTable {
     /// Forgets all matches; what is set next is of a view of `ranks` ranks.
     pub fn reset(&mut self, ranks: u32) {
@@ -60,13 +55,13 @@ impl MatchTable {
             self.requests.push(request);
             self.rows.resize(self.requests.len() * self.ranks, 0);
             let requests = &self.requests;
-            self.by_number.insert_unique(spread(request), place as u32, |at| spread(requests[*at as usize]));
+            self.by_number.insert_unique(request.spread(), place as u32, |at| requests[*at as usize].spread());
         }
         self.rows[place * self.ranks + rank] = tokens;
     }
 
     fn place(&self, request: RequestNumber) -> Option<usize> {
-        let found = self.by_number.find(spread(request), |at| self.requests[*at as usize] == request);
+        let found = self.by_number.find(request.spread(), |at| self.requests[*at as usize] == request);
         found.map(|at| *at as usize)
     }
 }

@@ -24,6 +24,7 @@ mod kv_aware;
 mod matches;
 pub mod padding;
 mod permutation;
+mod prefix_order;
 mod remap;
 mod slots;
 mod table;
@@ -115,7 +116,7 @@ impl Placement {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Router {
     Balanced(Balanced),
-    KvAware(KvAware),
+    KvAware(Box<KvAware>),
     Conversation(Conversation),
 }
 
@@ -124,7 +125,7 @@ impl Router {
     pub fn new(config: &Config, bound: Bound, ranks: u32) -> Self {
         match config.policy {
             Policy::Balanced => Self::Balanced(Balanced::new(config.count_children)),
-            Policy::KvAware => Self::KvAware(KvAware::new(config, ranks)),
+            Policy::KvAware => Self::KvAware(Box::new(KvAware::new(config, ranks))),
             Policy::Conversation => Self::Conversation(Conversation::new(config, bound)),
         }
     }

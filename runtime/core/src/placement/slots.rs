@@ -16,10 +16,41 @@ pub(super) struct Slots {
     any_held: bool,
     cap: u64,
     count_children: CountChildren,
+    /// No rank has fewer requests than `fewest`, and none before `from` has so few: requests are only added.
+    fewest: u64,
+    from: usize,
+    /// Buffer of [`open`](Self::open).
+    relaxed: Vec<u32>,
 }
 
 impl Slots {
-    pub(super) fn load(&mut self, routing: &Routing<'_>, batch: &[Admitted], count_children: CountChildren) {
+    /// Takes the ranks' loads, and orders the batch: strict requests before the others, each in batch order.
+    pub(super) fn open(
+        &mut self,
+        routing: &Routing<'_>,
+        (batch, count_children): (&[Admitted], CountChildren),
+        strict: impl Fn(&Admitted) -> bool,
+        order: &mut Vec<u32>,
+    ) {
+        self.load(routing, count_children);
+        order.clear();
+        self.relaxed.clear();
+        for (index, admitted) in batch.iter().enumerate() {
+            let among = if strict(admitted) { &mut *order } else { &mut self.relaxed };
+            among.push(index as u32);
+            if let Some(rank) = self.parent_hold(admitted) {
+                self.held[rank] += self.weight(admitted);
+                self.any_held = true;
+            }
+        }
+        if order.is_empty() {
+            std::mem::swap(order, &mut self.relaxed);
+        } else {
+            order.append(&mut self.relaxed);
+        }
+    }
+
+    fn load(&mut self, routing: &Routing<'_>, count_children: CountChildren) {
         self.cap = u64::from(routing.cap);
         self.count_children = count_children;
         self.active.clear();
@@ -32,12 +63,7 @@ impl Slots {
             *held = u64::from(*given);
         }
         self.any_held = self.held.iter().any(|held| *held > 0);
-        for admitted in batch.iter().filter(|admitted| admitted.request.children > 0) {
-            if let Some(rank) = self.parent_hold(admitted) {
-                self.held[rank] += self.weight(admitted);
-                self.any_held = true;
-            }
-        }
+        (self.fewest, self.from) = (0, self.active.len());
     }
 
     pub(super) fn ranks(&self) -> u32 {
@@ -110,15 +136,29 @@ impl Slots {
 
     /// The rank with the fewest requests among those of last resort, ties to the lowest. It is under the target if any
     /// rank is.
-    pub(super) fn emptiest(&self, weight: u64) -> Option<u32> {
-        let mut best = None;
-        let mut fewest = u64::MAX;
-        for (rank, active) in self.active.iter().enumerate() {
-            if *active < fewest && self.last_resort(rank as u32, weight) {
-                (best, fewest) = (Some(rank as u32), *active);
-            }
+    pub(super) fn emptiest(&mut self, weight: u64) -> Option<u32> {
+        if !self.any_held {
+            let rank = self.next_emptiest()?;
+            return self.last_resort(rank, weight).then_some(rank);
         }
-        best
+        let roomy = (0..self.ranks()).filter(|rank| self.last_resort(*rank, weight));
+        roomy.min_by_key(|rank| self.active[*rank as usize])
+    }
+
+    /// # Cost
+    /// One comparison a request while ranks fill up evenly; at worst two looks at each rank.
+    fn next_emptiest(&mut self) -> Option<u32> {
+        let here = |slots: &Self| slots.active[slots.from..].iter().position(|active| *active == slots.fewest);
+        let step = match here(self) {
+            Some(step) => step,
+            None => {
+                self.fewest = self.active.iter().copied().min()?;
+                self.from = 0;
+                here(self)?
+            }
+        };
+        self.from += step;
+        Some(self.from as u32)
     }
 
     /// `tokens`: what the request adds to the rank's token load.
@@ -134,18 +174,6 @@ impl Slots {
 
     pub(super) fn tokens_of(&self, rank: u32) -> u64 {
         self.tokens[rank as usize]
-    }
-}
-
-/// The strict requests of a batch before the others, each in batch order.
-pub(super) fn strict_first(batch: &[Admitted], strict: impl Fn(&Admitted) -> bool, order: &mut Vec<u32>) {
-    order.clear();
-    let indices = || 0..batch.len() as u32;
-    order.extend(indices().filter(|index| strict(&batch[*index as usize])));
-    if order.is_empty() {
-        order.extend(indices());
-    } else {
-        order.extend(indices().filter(|index| !strict(&batch[*index as usize])));
     }
 }
 

@@ -29,7 +29,7 @@ struct Binding {
 
 impl Binding {
     fn element(&self) -> u64 {
-        digest::element(TABLE, &[self.key.0, self.key.1, self.stamp, u64::from(self.rank)])
+        digest::element_of(TABLE, [self.key.0, self.key.1, self.stamp, u64::from(self.rank)])
     }
 }
 
