@@ -58,7 +58,12 @@ fn run(name: &str, file: &str, text: &str) -> (Tally, String) {
 
 #[test]
 fn a_changed_expectation_fails_and_says_where() {
-    let right = r#"{"v":"x","router":"default","ranks":2,"cap":4,"cfg":{},"iters":[{"rs":[[0,0],[1,9]],"rq":[{"id":5,"n":3}],"out":[[5],[]],"exp":1}]}"#;
+    let right = [
+        r#"{"v":"x","router":"default","ranks":2,"cap":4,"cfg":{},"#,
+        r#""iters":[{"rs":[[0,0],[1,9]],"rq":[{"id":5,"n":3}],"out":[[5],[]],"exp":1}]}"#,
+    ]
+    .concat();
+    let right = right.as_str();
     let (tally, _) = run("right", "family.jsonl", right);
     assert_eq!(tally, Tally { passed: 1, failed: 0 });
     let (tally, report) = run("wrong", "family.jsonl", &right.replace("[[5],[]]", "[[],[5]]"));
