@@ -54,6 +54,18 @@ fn fma_gflops(threads: usize) -> f64 {
     (threads * ROUNDS * LANES * 2) as f64 / begun.elapsed().as_secs_f64() / 1e9
 }
 
+/// What one thread reads from memory, in GB/s: decoding one sequence reads every weight once a token.
+fn read_gb_s() -> f64 {
+    let numbers = vec![1_u64; 64 << 20];
+    let begun = Instant::now();
+    let sum = numbers.chunks_exact(8).fold([0_u64; 8], |mut sums, chunk| {
+        sums.iter_mut().zip(chunk).for_each(|(sum, number)| *sum = sum.wrapping_add(*number));
+        sums
+    });
+    black_box(sum);
+    (numbers.len() * 8) as f64 / begun.elapsed().as_secs_f64() / 1e9
+}
+
 fn slice(tokens: &[TokenId], start: usize, sequence: usize) -> Slice {
     let end = start + tokens.len();
     let blocks_each = (CONTEXT + 64) / BLOCK_TOKENS;
@@ -81,7 +93,8 @@ fn run(backend: &mut CpuBackend, slices: Vec<Slice>) -> f64 {
 
 fn main() {
     let path = std::env::var("STARLING_MODEL").expect("STARLING_MODEL names a model file");
-    let model = Arc::new(Model::load(&Gguf::open(path).expect("readable")).expect("supported"));
+    let file = Gguf::open(path).expect("readable");
+    let model = Arc::new(Model::load(&file).expect("supported"));
     let blocks = (16 * (CONTEXT + 64) / BLOCK_TOKENS) as u32;
     let config = CpuConfig { blocks, block_tokens: BLOCK_TOKENS as u32, threads: THREADS };
     let mut backend = CpuBackend::new(model, config).expect("memory for 16 sequences");
@@ -89,6 +102,13 @@ fn main() {
     let (one, two) = (fma_gflops(1), fma_gflops(2));
     println!("f32 multiply-add self-check: {one:.0} GFLOP/s on 1 thread, {two:.0} on 2 ({:.2} x)", two / one);
 
+    let bytes = Model::bytes_needed(&file) as f64;
+    let read = median((0..RUNS).map(|_| read_gb_s()).collect());
+    println!(
+        "memory: {read:.1} GB/s on 1 thread; {:.0} MB of weights: at most {:.1} tok/s of one sequence a thread",
+        bytes / 1e6,
+        read * 1e9 / bytes
+    );
     let prefill: Vec<f64> = (0..RUNS).map(|_| run(&mut backend, vec![slice(&prompt(0), 0, 0)])).collect();
     println!("prefill {CONTEXT}: {:.0} tok/s", CONTEXT as f64 / median(prefill));
     for sequence in 1..16 {

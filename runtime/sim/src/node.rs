@@ -195,19 +195,19 @@ impl Simulation {
     fn handle(&mut self, event: Event) -> Result<(), String> {
         match event {
             Event::Arrive(ticket) => self.arrive(ticket),
-            Event::Ingress(input) => self.to_ingress(*input)?,
-            Event::Queue(input) => self.to_queue(*input),
-            Event::Router(merged) => self.to_router(&merged),
+            Event::Ingress(input) => self.feed_ingress(*input)?,
+            Event::Queue(input) => self.feed_queue(*input),
+            Event::Router(merged) => self.feed_router(&merged),
             Event::Decided(rank, life, decisions) => self.decided(rank, life, decisions),
             Event::Prompt(rank, prompt) => {
                 let mut out = Vec::new();
                 self.ranks[rank.0 as usize].prompt(self.now_us, *prompt, CONTEXT_TOKENS, &mut out);
-                self.from_rank(rank, out);
+                self.carry_on(rank, out);
             }
             Event::Stop(rank, attempt) => {
                 let mut out = Vec::new();
                 self.ranks[rank.0 as usize].stop(self.now_us, attempt, &mut out);
-                self.from_rank(rank, out);
+                self.carry_on(rank, out);
             }
             Event::StepDone(rank, life) => self.step_done(rank, life),
             Event::Finished(rank, attempt) => {
@@ -243,7 +243,7 @@ impl Simulation {
         self.send(("ingress", 0), Event::Ingress(Box::new(ingress::Input::Submit(Box::new(submission)))));
     }
 
-    fn to_ingress(&mut self, input: ingress::Input) -> Result<(), String> {
+    fn feed_ingress(&mut self, input: ingress::Input) -> Result<(), String> {
         let mut out = Vec::new();
         self.ingress.handle(self.now_us, input, &mut out);
         for effect in out {
@@ -302,7 +302,7 @@ impl Simulation {
         Ok(())
     }
 
-    fn to_queue(&mut self, input: round::Input) {
+    fn feed_queue(&mut self, input: round::Input) {
         let mut out = Vec::new();
         self.queue.handle(self.now_us, input, &mut out);
         for effect in out {
@@ -316,7 +316,7 @@ impl Simulation {
         }
     }
 
-    fn to_router(&mut self, merged: &round::Merged) {
+    fn feed_router(&mut self, merged: &round::Merged) {
         // A round of an ended cluster.
         if merged.contributions.iter().any(|c| c.member.0 != self.incarnation) {
             return;
@@ -380,11 +380,11 @@ impl Simulation {
                 _ => {}
             }
         }
-        self.from_rank(rank, out);
+        self.carry_on(rank, out);
     }
 
     /// Carries a rank's effects on, and begins its next step.
-    fn from_rank(&mut self, rank: RankId, effects: Vec<batch::Effect>) {
+    fn carry_on(&mut self, rank: RankId, effects: Vec<batch::Effect>) {
         for effect in effects {
             match effect {
                 batch::Effect::Emit(frames) => {
@@ -423,11 +423,11 @@ impl Simulation {
         let of_rank = &mut self.ranks[rank.0 as usize];
         let sampled = of_rank.compute(&step);
         of_rank.drive(now_us, batch::Input::StepDone { sampled }, &mut out);
-        self.from_rank(rank, out);
+        self.carry_on(rank, out);
     }
 
     fn tick(&mut self) {
-        self.to_queue(round::Input::Tick);
+        self.feed_queue(round::Input::Tick);
         for rank in 0..self.scenario.ranks {
             let late = self.ranks[rank as usize].expected.overdue(self.now_us, PROMPT_WAIT_US);
             self.lost(RankId(rank), late);
@@ -487,7 +487,7 @@ impl Simulation {
             for attempt in others {
                 of_rank.stop(now_us, attempt, &mut out);
             }
-            self.from_rank(RankId(rank), out);
+            self.carry_on(RankId(rank), out);
         }
         self.send(("router>ingress", 0), Event::Ingress(Box::new(ingress::Input::NewCluster(me))));
         self.at(self.now_us, Event::Tick);
