@@ -68,6 +68,8 @@ pub struct Queue {
     free: Vec<u32>,
     by_number: HashTable<u32>,
     lanes: BTreeMap<Lane, Ends>,
+    /// The slot filled last: requests that are put back come in order, each behind the one before.
+    last: u32,
     digest: Accumulator,
 }
 
@@ -116,6 +118,7 @@ impl Queue {
         self.by_number
             .insert_unique(number.spread(), slot, |slot| number_of(slots, *slot).map_or(0, RequestNumber::spread));
         self.link(lane, slot, number);
+        self.last = slot;
     }
 
     /// Gives back requests that were admitted and then placed nowhere; each stands where it stood before.
@@ -294,7 +297,7 @@ impl Queue {
     }
 
     /// # Cost
-    /// O(1) for a new request and for one that was at the front; else it walks from the front.
+    /// O(1) for a new request, and for one that stands right behind the front or the request before it; else it walks.
     fn link(&mut self, lane: Lane, slot: u32, number: RequestNumber) {
         let Some(ends) = self.lanes.get_mut(&lane) else {
             self.lanes.insert(lane, Ends { head: slot, tail: slot });
@@ -304,7 +307,12 @@ impl Queue {
         let (prev, next) = if before(ends.tail) {
             (ends.tail, NONE)
         } else {
-            let mut at = ends.head;
+            let last = self.slots[self.last as usize].request.as_ref();
+            let same_lane = last.is_some_and(|last| match self.policy {
+                Policy::Fcfs => true,
+                Policy::Priority => Reverse(last.priority) == lane,
+            });
+            let mut at = if same_lane && before(self.last) { self.last } else { ends.head };
             while before(at) {
                 at = self.slots[at as usize].next;
             }
