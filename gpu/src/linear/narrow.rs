@@ -66,7 +66,8 @@ unsafe fn of_rows<const R: usize>(_: [&[f32]; R], _: &[f32], _: (*mut f32, usize
 /// Makes a kernel for one width of vectors: `$columns` sums a row stay in registers, `$vectors` vectors of `$lanes`.
 #[cfg(target_arch = "x86_64")]
 macro_rules! kernel {
-    ($name:ident, $features:literal, $lanes:literal, $vectors:literal, $zero:ident, $load:ident, $splat:ident, $fma:ident, $sum:ident, $store:ident) => {
+    ($name:ident, $features:literal, $lanes:literal, $vectors:literal,
+     $zero:ident, $load:ident, $splat:ident, $fma:ident, $sum:ident, $store:ident) => {
         #[target_feature(enable = $features)]
         unsafe fn $name<const R: usize>(x: [&[f32]; R], weights: &[f32], (out, stride): (*mut f32, usize), add: bool) {
             use std::arch::x86_64::*;

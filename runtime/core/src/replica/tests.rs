@@ -240,6 +240,30 @@ fn a_flipped_bit_is_found_within_256_rounds_and_says_digest_zero() {
 }
 
 #[test]
+fn a_turn_waits_two_passes_for_its_full_rank_then_overflows_at_the_bound_and_keeps_its_binding() {
+    let mut rig = Rig::new(2, 1);
+    // The agreed clock is 1 ms a round in this rig; the bound is a second of it.
+    let placement = placement::Config { strict_affinity_max_wait_s: 1, ..placement::Config::default() };
+    rig.replica = Replica::new(view(2), Config { placement, ..config(1) });
+    assert_eq!(placed(&rig.round(vec![arrival(1, Some(5))])), [(1, 1, 0)]);
+    // Its next turn finds the rank full and is set aside; a stranger behind it is served meanwhile.
+    let out = rig.round(vec![arrival(2, Some(5)), arrival(3, None)]);
+    assert_eq!(placed(&out), [(3, 1, 1)]);
+    assert_eq!(placed(&rig.round(vec![Entry::Finished(attempt(3, 1)), Entry::Ended(key(3))])), []);
+    let deferrals = |rig: &Rig| rig.replica.queue.iter().next().map(|w| w.deferrals);
+    assert_eq!(deferrals(&rig), Some(2), "two deferrals, with room elsewhere");
+    rig.round = 1_001;
+    let out = rig.round(vec![]);
+    let why = out.iter().find_map(|d| match d {
+        Decision::Placed { why, .. } => Some(why.label()),
+        _ => None,
+    });
+    assert_eq!((placed(&out), why), (vec![(2, 1, 1)], Some("overflow")), "released exactly at the bound");
+    rig.round([1, 2].map(|s| Entry::Finished(attempt(s, 1))).into());
+    assert_eq!(placed(&rig.round(vec![arrival(4, Some(5))])), [(4, 1, 0)], "an overflow rebinds nothing");
+}
+
+#[test]
 fn a_policy_that_probes_places_one_round_later_where_the_prefix_is() {
     let mut rig = Rig::new(2, 4);
     let policy = placement::Config { policy: placement::Policy::KvAware, ..placement::Config::default() };
