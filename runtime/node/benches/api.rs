@@ -7,6 +7,7 @@ use axum::Router;
 use axum::response::sse::{Event, Sse};
 use axum::routing::post;
 use serde_json::json;
+use starling::api::ServeLimits;
 use starling::assembly::Node;
 use starling::config::{Config, Sources, set};
 use std::convert::Infallible;
@@ -89,7 +90,8 @@ async fn bare() -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("bound");
     let router = Router::new().route("/v1/completions", post(handler));
-    tokio::spawn(async move { axum::serve(listener, router).await });
+    // The node's own accept loop, so that both sides send small packets at once.
+    tokio::spawn(starling::api::serve(listener, router, ServeLimits::default(), std::future::pending()));
     format!("http://{address}/v1/completions")
 }
 
