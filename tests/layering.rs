@@ -34,13 +34,24 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "starling-transport",
         workspace: &[],
-        external: Some(&["serde", "thiserror", "bytes", "bincode", "quinn", "rustls", "tokio"]),
+        external: Some(&[
+            "serde",
+            "thiserror",
+            "bytes",
+            "bincode",
+            "quinn",
+            "rustls",
+            "rustls-webpki",
+            "rcgen",
+            "tokio",
+            "tracing",
+        ]),
         never_below: &["ractor", "axum", "gemm", "openraft"],
     },
     Layer {
         name: "starling-actors",
         workspace: &["starling-transport"],
-        external: Some(&["ractor", "tokio", "tracing", "thiserror", "serde", "arc-swap"]),
+        external: Some(&["ractor", "tokio", "tracing", "thiserror", "serde", "arc-swap", "bytes"]),
         never_below: &["starling-core", "starling-gpu", "axum", "gemm", "cudarc"],
     },
     Layer {

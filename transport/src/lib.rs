@@ -1,3 +1,6 @@
-//! Bytes between named, authenticated peers. Today: the wire codec.
+//! Bytes between named, authenticated peers: the wire codec, and links that carry frames.
 
 pub mod codec;
+mod link;
+
+pub use link::{DownReason, Handler, Lane, Link, LinkError, NodeName, NodeNameError, Peer, Port};
