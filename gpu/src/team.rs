@@ -14,9 +14,9 @@ use std::thread::{JoinHandle, Thread};
 #[cfg(test)]
 mod tests;
 
-/// Looks at the next round before a thread goes to sleep: some ten microseconds, about what waking it costs. Longer
-/// spinning takes the processor from other ranks when there are more threads than processors.
-const SPINS_MAX: u32 = 4_000;
+/// Looks at the next round before a thread goes to sleep: ten microseconds or so, about what waking it costs. Longer
+/// spinning takes the processor from whoever would make the wait end, when there are more threads than processors.
+const SPINS_MAX: u32 = 400;
 
 type Call<'a> = &'a (dyn Fn(usize) + Sync);
 

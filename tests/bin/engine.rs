@@ -16,6 +16,8 @@ use std::sync::Arc;
 pub const TOLERANCE: f64 = 1e-4;
 
 const BLOCK_TOKENS: u32 = 16;
+/// Steps for which a case lists the most probable tokens.
+const TOP_STEPS: usize = 8;
 const USAGE: &str = "usage: conformance engine FILE --model MODEL [--tolerance NATS]";
 
 /// A file of reference runs.
@@ -63,8 +65,13 @@ impl Checker {
     /// The first step that differs, and by how much.
     pub fn check(&mut self, case: &Case) -> Result<(), String> {
         let steps = case.greedy_ids.len();
-        if case.prompt_ids.is_empty() || case.greedy_logprobs.len() != steps || case.top1_top2_margin.len() != steps {
-            return Err("malformed: no prompt, or lists of different lengths".into());
+        let lists = [case.greedy_logprobs.len(), case.top1_top2_margin.len()];
+        if case.prompt_ids.is_empty() || steps == 0 {
+            return Err("malformed: no prompt, or no step to check".into());
+        }
+        if lists != [steps; 2] || case.top5_first8.len() != steps.min(TOP_STEPS) {
+            let top = case.top5_first8.len();
+            return Err(format!("malformed: {steps} steps, but lists of {lists:?} and {top} lists of top tokens"));
         }
         let mut known = case.prompt_ids.clone();
         let mut computed = 0;
@@ -159,7 +166,7 @@ pub fn main(args: &[String]) -> ExitCode {
     let args = match parse(args) {
         Ok(args) => args,
         Err(what) => {
-            let _ = writeln!(std::io::stderr(), "error: {what}\n{USAGE}");
+            let _ = writeln!(std::io::stderr(), "error: {what}\n{USAGE} (default {TOLERANCE})");
             return ExitCode::from(2);
         }
     };

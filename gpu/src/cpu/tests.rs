@@ -5,6 +5,8 @@ use starling_core::ids::{AttemptKey, TokenId};
 use starling_core::request::Sampling;
 use starling_core::step::Sample;
 
+mod sequences;
+
 const BLOCK_TOKENS: u32 = 8;
 const BLOCKS: u32 = 512;
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::dequant::TensorType;
 use crate::testing::{GgufWriter, TinyModel};
 
 fn refusal(change: impl FnOnce(&mut GgufWriter) -> &mut GgufWriter) -> String {
@@ -41,4 +42,85 @@ fn a_file_cut_anywhere_is_refused() {
         let refused = opened.and_then(|gguf| Model::load(&gguf)).err();
         assert!(refused.is_some_and(|why| why.to_string().contains("cut.gguf")), "cut at {end}");
     }
+}
+
+#[test]
+fn memory_is_known_before_the_weights_are_loaded() {
+    let gguf = TinyModel::default().gguf();
+    let weights = 2 * 267 * 64 + 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96);
+    assert_eq!(Model::bytes_needed(&gguf), 4 * weights);
+}
+
+#[test]
+fn absent_keys_have_the_defaults_of_the_format() {
+    let mut writer = TinyModel { kv_heads: 4, ..TinyModel::default() }.writer();
+    for key in ["llama.attention.head_count_kv", "llama.rope.freq_base", "llama.rope.dimension_count"] {
+        writer.unset(key);
+    }
+    let gguf = Gguf::from_bytes("m.gguf", writer.to_bytes().0).unwrap();
+    let config = ModelConfig::read(&gguf).unwrap();
+    assert_eq!((config.kv_heads, config.rope_base, config.head_dim), (4, 10_000.0, 16));
+}
+
+#[test]
+fn other_architectures_and_variants_are_named() {
+    let with = |key: &'static str, value: Value| refusal(move |w| w.set(key, value.clone()));
+    assert_eq!(
+        with("general.architecture", Value::Str("mamba".into())),
+        "broken.gguf: architecture mamba is not supported (supported: llama)"
+    );
+    assert!(refusal(|w| w.unset("general.architecture")).contains("general.architecture is missing"));
+    assert!(with("llama.rope.scaling.type", Value::Str("yarn".into())).contains("yarn"));
+    assert!(with("llama.expert_count", Value::U32(8)).contains("has value 8"));
+    assert!(with("llama.attention.causal", Value::Bool(false)).contains("causal"));
+}
+
+#[test]
+fn sizes_that_cannot_be_are_named() {
+    for (key, value, part) in [
+        ("llama.block_count", Value::U32(0), "above 0"),
+        ("llama.block_count", Value::U32(u32::MAX), "beyond what is supported"),
+        ("llama.embedding_length", Value::Str("64".into()), "is a string, not an integer"),
+        ("llama.attention.head_count", Value::U32(7), "does not divide"),
+        ("llama.attention.head_count_kv", Value::U32(3), "does not divide the number of heads"),
+        ("llama.attention.key_length", Value::U32(15), "odd length"),
+        ("llama.rope.dimension_count", Value::U32(8), "only the length of a head"),
+        ("llama.rope.freq_base", Value::F32(f32::NAN), "positive and finite"),
+        ("llama.attention.layer_norm_rms_epsilon", Value::F32(0.0), "positive and finite"),
+        ("llama.context_length", Value::U64(1 << 33), "does not fit 32 bits"),
+    ] {
+        let message = refusal(|w| w.set(key, value.clone()));
+        assert!(message.contains(key) && message.contains(part), "{message}");
+    }
+    for key in ["llama.block_count", "llama.context_length", "llama.attention.layer_norm_rms_epsilon"] {
+        assert_eq!(refusal(|w| w.unset(key)), format!("broken.gguf: metadata key {key} is missing"));
+    }
+}
+
+#[test]
+fn tensors_that_lack_or_do_not_fit_or_are_left_over_are_named() {
+    assert_eq!(
+        refusal(|w| w.remove_tensor("blk.1.ffn_up.weight")),
+        "broken.gguf: tensor blk.1.ffn_up.weight is missing"
+    );
+    assert_eq!(
+        refusal(|w| w.tensor("blk.0.attn_k.weight", TensorType::F32, &[64, 16], &[0.0; 1024])),
+        "broken.gguf: tensor blk.0.attn_k.weight has shape [64, 16], not [64, 32]"
+    );
+    assert_eq!(
+        refusal(|w| w.tensor("blk.0.attn_q.bias", TensorType::F32, &[64], &[0.0; 64])),
+        "broken.gguf: tensor blk.0.attn_q.bias is not part of a supported model"
+    );
+    assert!(refusal(|w| w.remove_tensor("token_embd.weight")).contains("token_embd.weight is missing"));
+    assert!(refusal(|w| w.tensor("token_embd.weight", TensorType::F32, &[64], &[0.0; 64])).contains("has shape [64]"));
+}
+
+#[test]
+fn factors_of_the_file_slow_the_turning_of_pairs() {
+    let mut writer = TinyModel::default().writer();
+    writer.tensor("rope_freqs.weight", TensorType::F32, &[8], &[1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 8.0]);
+    let plain = Model::load(&TinyModel::default().gguf()).unwrap();
+    let slowed = Model::load(&Gguf::from_bytes("m.gguf", writer.to_bytes().0).unwrap()).unwrap();
+    assert_eq!(plain.turns_per_position[0], 1.0);
+    assert_eq!(slowed.turns_per_position[5], plain.turns_per_position[5] / 4.0);
 }

@@ -37,6 +37,19 @@ pub struct Config {
     pub placement: placement::Config,
 }
 
+impl Config {
+    /// The first setting in which `other` differs, with both values: members that decide by different settings would drift
+    /// apart in the first round where it matters.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        let (ours, theirs) = (format!("{self:#?}"), format!("{other:#?}"));
+        let differs = |(ours, theirs): (&str, &str)| {
+            let (ours, theirs) = (ours.trim().trim_end_matches(','), theirs.trim().trim_end_matches(','));
+            (ours != theirs).then(|| format!("settings differ: here {ours}, there {theirs}"))
+        };
+        ours.lines().zip(theirs.lines()).find_map(differs).or_else(|| (self != other).then(|| "settings differ".into()))
+    }
+}
+
 /// What a round decided, in order. Each node carries out what concerns it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Decision {
@@ -546,11 +559,14 @@ impl Replica {
         }
     }
 
-    /// A replica that goes on where `snapshot` was taken, with the same digests.
+    /// A replica that goes on where `snapshot` was taken, with the same digests. `config` is this node's own.
     ///
     /// # Errors
-    /// The invariant that the snapshot breaks.
-    pub fn restore(snapshot: Snapshot) -> Result<Self, String> {
+    /// The first setting that differs, with both values, or the invariant that the snapshot breaks.
+    pub fn restore(snapshot: Snapshot, config: &Config) -> Result<Self, String> {
+        if let Some(difference) = config.difference(&snapshot.config) {
+            return Err(difference);
+        }
         let mut requests = Requests::default();
         for request in snapshot.requests {
             if requests.get(request.key).is_some() {

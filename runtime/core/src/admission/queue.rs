@@ -222,7 +222,7 @@ impl Queue {
                         continue;
                     }
                     Step::Keep => {}
-                    Step::Defer => self.edit(at, |request| request.defer(now_us)),
+                    Step::Defer => self.defer(at, now_us),
                     Step::Stop => {
                         stopped = true;
                         break;
@@ -253,6 +253,15 @@ impl Queue {
         }
         if after != NONE {
             self.slots[after as usize].prev = before;
+        }
+    }
+
+    /// Counts a deferral; the rest of the request need not be hashed again.
+    fn defer(&mut self, slot: u32, now_us: u64) {
+        if let Some(request) = self.slots[slot as usize].request.as_mut() {
+            self.digest.fold_out(slot as usize, request.deferrals_element());
+            request.defer(now_us);
+            self.digest.fold_in(slot as usize, request.deferrals_element());
         }
     }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 pub const HEAD_TOKENS: usize = 64;
 
 const TABLE: u64 = 0x7761_6974_696e_6701;
+const DEFERRALS: u64 = 0x7761_6974_696e_6702;
 
 /// A finite priority; higher is served first. Total order, so equal replicas sort equally.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -101,8 +102,21 @@ impl Waiting {
         self.deferrals = self.deferrals.saturating_add(1);
     }
 
-    /// Hash of every field: equal on every replica, whatever slot the request sits in.
+    /// Hash of every field that means something: equal on every replica, whatever slot the request sits in.
     pub(super) fn element(&self) -> u64 {
+        self.fixed_element().wrapping_add(self.deferrals_element())
+    }
+
+    /// The part that a pass changes, a summand of its own: many requests are set aside in a pass, and each time only this
+    /// is hashed again.
+    pub(super) fn deferrals_element(&self) -> u64 {
+        if self.deferrals == 0 {
+            return 0;
+        }
+        digest::element_of(DEFERRALS, [self.number.0, u64::from(self.deferrals), self.since_us])
+    }
+
+    fn fixed_element(&self) -> u64 {
         let affinity = self.affinity.map_or(0, |key| key.0);
         let relax = match self.relax {
             None => 0,
@@ -120,8 +134,6 @@ impl Waiting {
             affinity as u64,
             (affinity >> 64) as u64,
             self.priority.get().to_bits(),
-            u64::from(self.deferrals),
-            self.since_us,
         ];
         let hash = digest::element_of(TABLE, fixed);
         if self.head.is_empty() {

@@ -361,6 +361,18 @@ fn entry((seq, kind, n): (u64, u8, u32)) -> Entry {
     }
 }
 
+#[test]
+fn a_snapshot_of_other_settings_is_refused_with_both_values() {
+    let replica = Replica::new(view(3), config(2));
+    let refused = |config: &Config| Replica::restore(replica.snapshot(), config).expect_err("other settings");
+    assert_eq!(refused(&config(3)), "settings differ: here cap: 3, there cap: 2");
+    let mut other = config(2);
+    other.placement.strict_affinity = !other.placement.strict_affinity;
+    let what = refused(&other);
+    assert!(what.starts_with("settings differ: here strict_affinity: "), "{what}");
+    assert!(Replica::restore(replica.snapshot(), &config(2)).is_ok());
+}
+
 proptest! {
     /// Two replicas of the same rounds agree in every digest, and one restored from a snapshot goes on alike.
     #[test]
@@ -381,7 +393,7 @@ proptest! {
             if index == cut {
                 let bytes = serde_json::to_vec(&a.replica.snapshot()).expect("serializes");
                 let snapshot: Snapshot = serde_json::from_slice(&bytes).expect("deserializes");
-                let r = Replica::restore(snapshot).expect("a sound snapshot");
+                let r = Replica::restore(snapshot, &config(2)).expect("a sound snapshot");
                 prop_assert_eq!(r.state_digest(), a.replica.state_digest());
                 restored = Some(r);
             }

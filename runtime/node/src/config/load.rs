@@ -1,7 +1,7 @@
 //! Layers the sources over each other and says which of them is wrong where.
 
 use super::keys::{Key, Kind, join, variable};
-use super::{Config, Secret, check};
+use super::{Config, Secret, check, placement};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -134,10 +134,17 @@ struct Layers {
 
 impl Layers {
     fn new() -> Self {
-        Self { keys: Key::root(), merged: Table::new(), origins: BTreeMap::new(), problems: Vec::new() }
+        let mut keys = Key::root();
+        if let Key::Table(tables) = &mut keys
+            && let Some(Key::Table(known)) = tables.get_mut("placement")
+        {
+            known.extend(placement::SWITCHES.map(|name| (name.to_owned(), Key::Value(Kind::Boolean))));
+        }
+        Self { keys, merged: Table::new(), origins: BTreeMap::new(), problems: Vec::new() }
     }
 
     fn add(&mut self, layer: &Table, origin: &Origin) {
+        let layer = &self.under_our_names(layer, origin);
         let model = |key: &str| layer.get("model").and_then(|m| m.get(key)).is_some();
         // Two ways to say one thing: a later source replaces what an earlier one said, whichever way that was.
         for (said, other) in [("path", "name"), ("name", "path")] {
@@ -152,6 +159,25 @@ impl Layers {
         let mut merged = std::mem::take(&mut self.merged);
         self.merge(&keys, &mut merged, layer, ("", origin));
         (self.keys, self.merged) = (keys, merged);
+    }
+
+    /// The layer with the published names of placement's keys replaced by ours, so that later sources replace earlier ones
+    /// whichever name they use.
+    fn under_our_names(&mut self, layer: &Table, origin: &Origin) -> Table {
+        let mut layer = layer.clone();
+        let Some(Value::Table(given)) = layer.get_mut("placement") else {
+            return layer;
+        };
+        let mut said: BTreeMap<String, String> = BTreeMap::new();
+        for (name, value) in std::mem::take(given) {
+            let key = placement::of_published(&name).map_or_else(|| name.clone(), str::to_owned);
+            given.insert(key.clone(), value);
+            if let Some(first) = said.insert(key.clone(), name.clone()) {
+                let what = format!("{first} and {name} are two names of one key; give one");
+                self.problems.push(Problem::new(join("placement", &key), what).at(origin));
+            }
+        }
+        layer
     }
 
     fn merge(&mut self, keys: &Key, merged: &mut Table, layer: &Table, (path, origin): (&str, &Origin)) {
@@ -195,11 +221,19 @@ impl Layers {
         if let Some((_, value)) = env.iter().find(|(name, _)| name == "RUST_LOG") {
             self.add_variable("RUST_LOG", "telemetry.log", value);
         }
-        for (name, value) in env {
+        let mut said: BTreeMap<String, &str> = BTreeMap::new();
+        for (name, value) in env.iter().filter(|(_, value)| !value.is_empty()) {
             let Some(name) = name.to_str().filter(|name| name.starts_with(ENV_PREFIX)) else {
                 continue;
             };
             let path = name[ENV_PREFIX.len()..].to_lowercase().replace("__", ".").replace('_', "-");
+            let published = path.strip_prefix("placement.").and_then(placement::of_published);
+            let path = published.map_or(path, |ours| join("placement", ours));
+            if let Some(first) = said.insert(path.clone(), name) {
+                let what = format!("{first} and {name} are two names of one key; give one");
+                self.problems.push(Problem::new(path, what));
+                continue;
+            }
             self.add_variable(name, &path, value);
         }
     }

@@ -53,6 +53,37 @@ const KEYS: [(&str, &str, &[&str]); 18] = [
     ("balance-low-occupancy-timeout-steps", "The low-occupancy timeout, in steps.", &[]),
 ];
 
+/// Published names and the keys they stand for. A switch that names a policy indirectly stands for itself: the core turns it
+/// into a policy.
+const PUBLISHED: [(&str, &str); 17] = [
+    ("enable_kv_cache_aware_routing", SWITCHES[0]),
+    ("kv_cache_routing_conversation_affinity", SWITCHES[1]),
+    ("kv_cache_routing_new_conv_placement", "new-conversations"),
+    ("kv_cache_routing_max_sessions", "conversations-max"),
+    ("kv_cache_routing_strict_conversation_affinity", "strict-affinity"),
+    ("kv_cache_routing_strict_affinity_max_wait_iters", "strict-affinity-max-wait-passes"),
+    ("strict_affinity_max_wait", "strict-affinity-max-wait-s"),
+    ("kv_cache_routing_fair_share_multiplier", "fair-share-multiplier"),
+    ("kv_cache_routing_load_balance_weight", "load-weight"),
+    ("kv_cache_routing_match_rate_threshold", "match-threshold"),
+    ("kv_cache_routing_cold_start_warmup", "cold-start-warmup"),
+    ("kv_cache_routing_account_for_in_transfer", "account-for-in-transfer"),
+    ("enable_balance", "balance"),
+    ("timeout_iters", "balance-timeout-steps"),
+    ("batching_wait_iters", "balance-batching-wait-steps"),
+    ("min_generation_requests", "balance-min-generation-requests"),
+    ("low_occupancy_timeout_iters", "balance-low-occupancy-timeout-steps"),
+];
+
+/// Published booleans that are no key of ours.
+pub const SWITCHES: [&str; 2] = ["enable_kv_cache_aware_routing", "kv_cache_routing_conversation_affinity"];
+
+/// The key that a published name stands for, written with `_` or, as environment variables end up, with `-`.
+pub fn of_published(name: &str) -> Option<&'static str> {
+    let name = name.replace('-', "_");
+    PUBLISHED.iter().find(|(published, _)| *published == name).map(|(_, ours)| *ours)
+}
+
 impl schemars::JsonSchema for Placement {
     fn schema_name() -> Cow<'static, str> {
         "Placement".into()
@@ -99,6 +130,29 @@ mod tests {
         core.sort_unstable();
         described.sort_unstable();
         assert_eq!(core, described);
+    }
+
+    #[test]
+    fn a_published_name_means_to_the_core_what_it_means_here() {
+        let read =
+            |key: &str, value: &Value| serde_json::from_value::<placement::Config>(json!({ key: value })).unwrap();
+        let defaults = json!(placement::Config::default());
+        for (published, ours) in PUBLISHED.iter().filter(|(_, ours)| !SWITCHES.contains(ours)) {
+            let other = match &defaults[ours] {
+                Value::Bool(on) => json!(!on),
+                Value::String(_) => json!("round-robin"),
+                _ => json!(7),
+            };
+            let config = read(ours, &other);
+            assert_ne!(json!(config), defaults, "{ours}");
+            // The core knows one name of its own spelling; all others are spelt as published.
+            let name = if *published == "strict_affinity_max_wait" { "strict-affinity-max-wait" } else { published };
+            assert_eq!(read(name, &other), config, "{published}");
+        }
+        for switch in SWITCHES {
+            assert_eq!(of_published(switch), Some(switch));
+            assert!(!KEYS.iter().any(|(key, ..)| *key == switch));
+        }
     }
 
     #[test]

@@ -130,6 +130,50 @@ fn placement_is_checked_by_the_core() {
 }
 
 #[test]
+fn published_names_of_placement_mean_our_keys() {
+    use starling_core::placement::{NewConversations, Policy};
+    let text = "[placement]\nenable_kv_cache_aware_routing = true\nkv_cache_routing_new_conv_placement = 'least_tokens'\n\
+                kv_cache_routing_max_sessions = 9\ntimeout_iters = 3";
+    let config = load(text, &[], &[]).unwrap();
+    assert_eq!(config.placement.policy, Policy::KvAware);
+    assert_eq!(config.placement.new_conversations, NewConversations::LeastTokens);
+    assert_eq!((config.placement.conversations_max, config.placement.balance_timeout_steps), (9, 3));
+
+    let env = [
+        ("STARLING__PLACEMENT__KV_CACHE_ROUTING_MAX_SESSIONS", "11"),
+        ("STARLING__PLACEMENT__KV_CACHE_ROUTING_CONVERSATION_AFFINITY", "true"),
+    ];
+    let config = load("placement.conversations-max = 9", &env, &[]).unwrap();
+    assert_eq!((config.placement.conversations_max, config.placement.policy), (11, Policy::Conversation));
+    let later =
+        load("placement.timeout_iters = 9", &[("STARLING__PLACEMENT__BALANCE_TIMEOUT_STEPS", "4")], &[]).unwrap();
+    assert_eq!(later.placement.balance_timeout_steps, 4);
+
+    let what = problems("placement.policy = 'balanced'\nplacement.kv_cache_routing_conversation_affinity = true");
+    assert!(what[0].contains("policy is balanced, but kv_cache_routing_conversation_affinity = true"), "{what:?}");
+    let what = problems("placement.kv_cache_routing_max_sessions = 'many'");
+    assert!(what[0].starts_with("placement.conversations-max: invalid type"), "{what:?}");
+}
+
+#[test]
+fn two_names_of_one_key_exclude_each_other() {
+    for text in ["conversations-max = 9\nkv_cache_routing_max_sessions = 9", "balance = true\nenable_balance = true"] {
+        let what = problems(&format!("[placement]\n{text}"));
+        let names: Vec<&str> = text.lines().map(|line| line.split(' ').next().unwrap()).collect();
+        assert_eq!(what.len(), 1, "{what:?}");
+        assert!(names.iter().all(|name| what[0].contains(name)), "{what:?}");
+    }
+    let names = ["STARLING__PLACEMENT__LOAD_WEIGHT", "STARLING__PLACEMENT__KV_CACHE_ROUTING_LOAD_BALANCE_WEIGHT"];
+    for env in [[(names[0], "1"), (names[1], "1")], [(names[1], "1"), (names[0], "1")]] {
+        let what = problems_with("", &env);
+        assert_eq!(what.len(), 1, "{what:?}");
+        assert!(names.iter().all(|name| what[0].contains(name)), "{what:?}");
+    }
+    let unset = [(names[0], "0.5"), (names[1], "")];
+    assert_eq!(load("", &unset, &[]).unwrap().placement.load_weight, 0.5);
+}
+
+#[test]
 fn a_file_that_is_no_toml_or_not_there_is_named() {
     let error = load("[api\n", &[], &[]).unwrap_err().to_string();
     assert!(error.contains("is not TOML") && error.contains("line 1"), "{error}");
