@@ -20,3 +20,4 @@ pub mod replica;
 pub mod request;
 pub mod round;
 pub mod step;
+pub mod view;

@@ -199,6 +199,12 @@ impl Replica {
         }
     }
 
+    /// What the replica says when it stands before the first round of a view.
+    pub fn ready(&self) -> Applied {
+        let waiting = !self.queue.is_empty();
+        Applied { round: self.round, digest: self.state_digest().max(1), waiting, probing: false }
+    }
+
     fn entries(&mut self, contribution: &Contribution, wanted: impl Fn(&Entry) -> bool, out: &mut Vec<Decision>) {
         let applied = self.applied_seq.get(&contribution.member).copied().unwrap_or(0);
         for sequenced in contribution.entries.iter().filter(|s| s.seq > applied && wanted(&s.entry)) {

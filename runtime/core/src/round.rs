@@ -9,6 +9,7 @@
 //! - R2: contributions are kept for rounds `completed + 1` and `completed + 2` only.
 //! - R3: a contribution is built once; two different ones for one (epoch, round, member) are equivocation.
 //! - R4: entries of one contribution have growing `seq`, and are at most `contribution_entries_max`.
+//! - R5: a frozen machine completes no round but by `fill`, until a view is installed.
 
 mod contribution;
 
@@ -59,7 +60,12 @@ impl View {
         self.members.iter().flat_map(|m| m.ranks.iter().map(|r| (*r, m.incarnation)))
     }
 
-    fn position(&self, member: Incarnation) -> Option<usize> {
+    /// The last round before this view.
+    pub fn cut(&self) -> Round {
+        Round(self.first_round.0.saturating_sub(1))
+    }
+
+    pub fn position(&self, member: Incarnation) -> Option<usize> {
         self.members.iter().position(|m| m.incarnation == member)
     }
 }
@@ -158,6 +164,10 @@ pub struct Machine {
     matches: Vec<PrefixMatch>,
     probe: Option<Probe>,
     draining: bool,
+    /// R5: a change of the view is under way.
+    frozen: bool,
+    /// The input of `completed`, for a member that lacks it; kept where there are other members.
+    last: Option<Merged>,
     /// Added to the caller's clock to make this member's agreed clock.
     clock_offset_us: i64,
     agreed_clock_us: u64,
@@ -172,7 +182,8 @@ struct Probe {
 }
 
 impl Machine {
-    /// A member of `view`; `None` if it is not one.
+    /// A member of `view` that stands before its first round; `None` if it is not one. Like after each round, the replica
+    /// says first that it is there: `Applied` of the round before.
     pub fn new(cluster: ClusterId, me: Incarnation, view: View, config: Config) -> Option<Self> {
         view.position(me)?;
         let members = view.members.len();
@@ -180,13 +191,10 @@ impl Machine {
             config,
             cluster,
             me,
-            completed: Round(view.first_round.0.saturating_sub(1)),
-            applied: Some(Applied {
-                round: Round(view.first_round.0.saturating_sub(1)),
-                digest: 0,
-                waiting: false,
-                probing: false,
-            }),
+            completed: view.cut(),
+            applied: None,
+            frozen: false,
+            last: None,
             held: (0..ROUNDS_HELD).map(|_| vec![None; members]).collect(),
             view,
             outbox: VecDeque::new(),
@@ -243,6 +251,54 @@ impl Machine {
         self.advance(now_us, out);
     }
 
+    /// Promises to complete no more rounds of this view but by `fill`.
+    pub fn freeze(&mut self) {
+        self.frozen = true;
+    }
+
+    pub fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// The input of the one round that this member lacks at the cut: completes it, if it is that.
+    pub fn fill(&mut self, now_us: u64, merged: Merged, out: &mut Vec<Effect>) {
+        let next = merged.epoch == self.view.epoch && merged.round.0 == self.completed.0 + 1;
+        if self.frozen && next && self.applied.is_some() {
+            let clock_us = merged.clock_us;
+            self.set_clock(now_us, clock_us);
+            let carried = merged.contributions.iter().find(|c| c.member == self.me).map_or(0, |c| c.entries.len());
+            self.held.pop_front();
+            self.held.push_back(vec![None; self.view.members.len()]);
+            self.completed_with(carried, merged, out);
+        }
+    }
+
+    /// The next view of the same cluster; `false` and unchanged if it does not begin behind the last completed round, or
+    /// has no place for this member. Contributions that no round of the old view came to are void; what they carried is
+    /// in the outbox still.
+    pub fn install(&mut self, view: View) -> bool {
+        let follows = view.epoch > self.view.epoch && view.cut() == self.completed;
+        if !follows || view.position(self.me).is_none() {
+            return false;
+        }
+        self.held = (0..ROUNDS_HELD).map(|_| vec![None; view.members.len()]).collect();
+        self.ranks.retain(|snapshot| view.ranks().any(|(id, member)| id == snapshot.rank && member == self.me));
+        self.view = view;
+        self.frozen = false;
+        self.applied = None;
+        self.last = None;
+        self.matches.clear();
+        self.probe = None;
+        self.contributed_at_us = None;
+        true
+    }
+
+    /// Goes on from a clock that the others have agreed on: what a member that joins begins with.
+    pub fn set_clock(&mut self, now_us: u64, agreed_clock_us: u64) {
+        self.agreed_clock_us = self.agreed_clock_us.max(agreed_clock_us);
+        self.follow_clock(now_us);
+    }
+
     fn announce(&mut self, entry: Entry) {
         self.outbox.push_back(Sequenced { seq: self.next_seq, entry });
         self.next_seq += 1;
@@ -250,7 +306,7 @@ impl Machine {
 
     /// When this machine wants a `Tick`; `None` while it waits for the replica or for other members.
     pub fn poll_timeout(&self) -> Option<u64> {
-        if self.applied.is_none() || self.mine_is_out() {
+        if self.applied.is_none() || self.mine_is_out() || self.frozen {
             return None;
         }
         let due = self.contributed_at_us.map_or(0, |at| at + self.interval_us());
@@ -260,6 +316,39 @@ impl Machine {
     /// The last completed round.
     pub fn completed(&self) -> Round {
         self.completed
+    }
+
+    /// What the replica said of the last completed round; `None` while it still applies it.
+    pub fn applied(&self) -> Option<Applied> {
+        self.applied
+    }
+
+    /// The input of the last completed round of this view, where there are other members.
+    pub fn last(&self) -> Option<&Merged> {
+        self.last.as_ref()
+    }
+
+    pub fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+
+    pub fn agreed_clock_us(&self) -> u64 {
+        self.agreed_clock_us
+    }
+
+    /// Own contributions that another member may lack after its link was down: of the last round and of the next.
+    pub fn own_contributions(&self) -> impl Iterator<Item = &Contribution> {
+        let last = self.last.iter().flat_map(|merged| &merged.contributions);
+        let next = self.held[0].iter().flatten();
+        last.chain(next).filter(|c| c.member == self.me)
+    }
+
+    /// Since when this member waits for others to complete the next round, and for whom; `None` while its own
+    /// contribution is not out.
+    pub fn waits_for(&self) -> Option<(u64, Vec<Incarnation>)> {
+        let since_us = self.contributed_at_us.filter(|_| self.mine_is_out())?;
+        let missing = self.view.members.iter().zip(&self.held[0]).filter(|(_, held)| held.is_none());
+        Some((since_us, missing.map(|(member, _)| member.incarnation).collect()))
     }
 
     /// Entries that wait for a round to carry them, or for the round that carries them to complete.
@@ -325,7 +414,7 @@ impl Machine {
         if self.poll_timeout().is_some_and(|due| due <= now_us) {
             self.contribute(now_us, out);
         }
-        if self.applied.is_some() && self.held[0].iter().all(Option::is_some) {
+        if !self.frozen && self.applied.is_some() && self.held[0].iter().all(Option::is_some) {
             self.complete(now_us, out);
         }
     }
@@ -357,28 +446,28 @@ impl Machine {
         let mut of_round: Vec<Contribution> = self.held.pop_front().into_iter().flatten().flatten().collect();
         self.held.push_back(vec![None; members]);
         let round = Round(self.completed.0 + 1);
-        self.agree_on_clock(now_us, &of_round);
-        // R1: what this round carried of ours is through.
-        let carried = of_round[me].entries.len();
-        self.outbox.drain(..carried);
-        // No member is always first.
-        of_round.rotate_left((round.0 % members as u64) as usize);
-        self.completed = round;
-        self.applied = None;
-        out.push(Effect::Completed(Merged {
-            epoch: self.view.epoch,
-            round,
-            clock_us: self.agreed_clock_us,
-            contributions: of_round,
-        }));
-    }
-
-    /// The lower median of the members' clocks, never going back. One wrong or paused clock moves nothing.
-    fn agree_on_clock(&mut self, now_us: u64, of_round: &[Contribution]) {
         let mut clocks: Vec<u64> = of_round.iter().map(|c| c.clock_us).collect();
         clocks.sort_unstable();
-        let median = clocks[(clocks.len() - 1) / 2];
-        self.agreed_clock_us = self.agreed_clock_us.max(median);
+        // The lower median: one wrong or paused clock moves nothing.
+        self.set_clock(now_us, clocks[(clocks.len() - 1) / 2]);
+        let carried = of_round[me].entries.len();
+        // No member is always first.
+        of_round.rotate_left((round.0 % members as u64) as usize);
+        let merged = Merged { epoch: self.view.epoch, round, clock_us: self.agreed_clock_us, contributions: of_round };
+        self.completed_with(carried, merged, out);
+    }
+
+    /// R1: what the round carried of ours is through.
+    fn completed_with(&mut self, carried: usize, merged: Merged, out: &mut Vec<Effect>) {
+        self.outbox.drain(..carried.min(self.outbox.len()));
+        self.completed = merged.round;
+        self.applied = None;
+        self.last = (self.view.members.len() > 1).then(|| merged.clone());
+        out.push(Effect::Completed(merged));
+    }
+
+    /// A clock that is behind the agreed one, or far ahead, is set to it.
+    fn follow_clock(&mut self, now_us: u64) {
         let own = now_us.saturating_add_signed(self.clock_offset_us);
         let behind = own < self.agreed_clock_us;
         let far_ahead = own > self.agreed_clock_us.saturating_add(CLOCK_AHEAD_US_MAX);

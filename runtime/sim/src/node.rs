@@ -144,7 +144,8 @@ impl Simulation {
             simulation.at(at, Event::Arrive(ticket));
         }
         simulation.at(0, Event::Ingress(Box::new(ingress::Input::NewCluster(Incarnation(1)))));
-        simulation.at(0, Event::Tick);
+        let ready = simulation.replica.ready();
+        simulation.at(0, Event::Queue(Box::new(round::Input::Applied(ready))));
         simulation
     }
 
@@ -490,7 +491,8 @@ impl Simulation {
             self.carry_on(RankId(rank), out);
         }
         self.send(("router>ingress", 0), Event::Ingress(Box::new(ingress::Input::NewCluster(me))));
-        self.at(self.now_us, Event::Tick);
+        let ready = self.replica.ready();
+        self.at(self.now_us, Event::Queue(Box::new(round::Input::Applied(ready))));
     }
 
     fn check(&mut self) -> Result<(), String> {

@@ -31,6 +31,8 @@ impl Replica {
         self.router.remap(&remap);
         self.replace_ranks(&view);
         let members: BTreeSet<Incarnation> = view.members.iter().map(|m| m.incarnation).collect();
+        // Whom the last round named is named again: the matches would have come from the old ranks.
+        self.named.clear();
         self.applied_seq.retain(|member, _| members.contains(member));
         self.view = view;
         debug_assert!(out.len() >= first);

@@ -14,7 +14,15 @@ fn view(members: u64) -> View {
 }
 
 fn machine(me: u64, members: u64) -> Machine {
-    Machine::new(ClusterId(9), Incarnation(me), view(members), Config::default()).expect("a member")
+    at_first_round(Incarnation(me), view(members))
+}
+
+/// The replica has said that it is there.
+fn at_first_round(me: Incarnation, view: View) -> Machine {
+    let mut machine = Machine::new(ClusterId(9), me, view, Config::default()).expect("a member");
+    assert_eq!(machine.poll_timeout(), None, "nothing happens before the replica is there");
+    machine.applied = Some(Applied { round: Round(0), digest: 0, waiting: false, probing: false });
+    machine
 }
 
 /// Handles one input, checks the invariants, and answers each completed round as the replica would.
@@ -202,7 +210,7 @@ fn one_wrong_clock_does_not_move_the_agreed_clock() {
 fn a_contribution_waits_for_the_matches_of_its_ranks_but_not_for_long() {
     let two_ranks =
         View { members: vec![Member { incarnation: Incarnation(1), ranks: vec![RankId(0), RankId(1)] }], ..view(1) };
-    let mut m = Machine::new(ClusterId(9), Incarnation(1), two_ranks, Config::default()).expect("a member");
+    let mut m = at_first_round(Incarnation(1), two_ranks);
     drive(&mut m, 0, Input::Tick);
     let probing = |round| Applied { round: Round(round), digest: 1, waiting: true, probing: true };
     let found = |rank| vec![PrefixMatch { number: crate::ids::RequestNumber(4), rank: RankId(rank), tokens: 16 }];
@@ -218,4 +226,40 @@ fn a_contribution_waits_for_the_matches_of_its_ranks_but_not_for_long() {
     assert!(completed(&late).is_some_and(|c| c.contributions[0].prefix_matches.is_empty()), "nobody waits longer");
     let dropped = drive(&mut m, 11_100, Input::Matches { round: Round(2), matches: found(0) });
     assert_eq!(dropped, [Effect::Dropped(Dropped::LateMatches(Round(2)))]);
+}
+
+#[test]
+fn a_frozen_machine_completes_nothing_but_the_round_it_lacks() {
+    let (mut a, mut b) = (machine(1, 2), machine(2, 2));
+    drive(&mut a, 0, Input::Announce(cancel(1)));
+    let sent = |effects: Vec<Effect>| {
+        effects.into_iter().find_map(|e| match e {
+            Effect::Send(contribution) => Some(contribution),
+            _ => None,
+        })
+    };
+    let of_a = sent(drive(&mut a, 300_000, Input::Tick)).or_else(|| a.own_contributions().next().cloned());
+    let of_b = sent(drive(&mut b, 300_000, Input::Tick)).expect("due");
+    let done = drive(&mut b, 300_000, Input::Received(of_a.expect("due")));
+    let merged = completed(&done).expect("both are there").clone();
+    a.freeze();
+    assert!(completed(&drive(&mut a, 300_100, Input::Received(of_b))).is_none(), "frozen");
+    assert_eq!((a.poll_timeout(), a.outbox_len(), a.completed()), (None, 1, Round(0)));
+    let mut out = Vec::new();
+    a.fill(300_200, merged.clone(), &mut out);
+    assert_eq!(completed(&out), Some(&merged));
+    assert_eq!((a.outbox_len(), a.completed()), (0, Round(1)));
+    out.clear();
+    a.fill(300_300, merged, &mut out);
+    assert!(out.is_empty(), "it has it already");
+    a.check().expect("invariants");
+    // The next view begins behind the cut; entries of contributions that came to nothing go again.
+    drive(&mut a, 300_400, applied(1, false));
+    drive(&mut a, 300_400, Input::Announce(cancel(2)));
+    let next = |epoch, first_round| View { epoch: Epoch(epoch), first_round: Round(first_round), ..view(1) };
+    assert!(!a.install(next(1, 2)) && !a.install(next(2, 3)), "not a next one");
+    assert!(a.install(next(2, 2)) && !a.is_frozen());
+    let again = drive(&mut a, 300_500, applied(1, false));
+    let merged = completed(&again).expect("alone now");
+    assert_eq!(merged.contributions[0].entries, [Sequenced { seq: 2, entry: cancel(2) }]);
 }
