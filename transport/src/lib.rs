@@ -2,5 +2,6 @@
 
 pub mod codec;
 mod link;
+pub mod memory;
 
 pub use link::{DownReason, Handler, Lane, Link, LinkError, NodeName, NodeNameError, Peer, Port};
