@@ -62,7 +62,7 @@ impl<M: Send + 'static> Context<'_, M> {
         Timer(timers.spawn(async move {
             tokio::time::sleep(delay).await;
             // A dying actor needs no reminder.
-            let _ = mailbox.push_unlimited(Envelope::Tell { trace, message });
+            let _ = mailbox.push_unlimited(Envelope::told(trace, message));
         }))
     }
 

@@ -76,6 +76,8 @@ pub(crate) trait Control: Send + Sync {
     fn depth(&self) -> u32;
     fn limit(&self) -> Option<u32>;
     fn inject_panic(&self) -> bool;
+    /// Nothing more will be handled.
+    fn is_dead(&self) -> bool;
 }
 
 pub(crate) struct Entry {

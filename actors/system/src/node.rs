@@ -3,7 +3,11 @@
 use crate::address::{Address, SendError, Slot};
 use crate::entry::{ActorState, ActorStats, Entry};
 use crate::hook::{Hook, NoHook, SpanRecord};
+use crate::remote::{Exposed, LinkEvent, LinkStats, MeshHandler, Remote, RemoteLimits, RemoteTarget};
 use crate::tree::{StopOutcome, Tree};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use starling_transport::{Handler, Link, NodeName};
 use std::any::{Any, TypeId};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,6 +24,7 @@ pub(crate) struct NodeShared {
     name: Arc<str>,
     hook: Arc<dyn Hook>,
     registry: Mutex<Registry>,
+    remote: Arc<Remote>,
 }
 
 /// Invariants: (R1) every entry belongs to a tree of `trees` or to one that is just starting; (R2) a slot is listed exactly while
@@ -40,7 +45,14 @@ impl Node {
 
     /// A node that reports to `hook`.
     pub fn with_hook(name: impl Into<Arc<str>>, hook: Arc<dyn Hook>) -> Self {
-        Self { shared: Arc::new(NodeShared { name: name.into(), hook, registry: Mutex::default() }) }
+        Self {
+            shared: Arc::new(NodeShared {
+                name: name.into(),
+                hook,
+                registry: Mutex::default(),
+                remote: Arc::default(),
+            }),
+        }
     }
 
     pub fn name(&self) -> &str {
@@ -49,7 +61,76 @@ impl Node {
 
     /// The address of the actor called `name`, which need not run yet.
     pub fn address<M: Send + 'static>(&self, name: &str) -> Address<M> {
-        Address::new(self.slot(name))
+        Address::local(self.slot(name))
+    }
+
+    /// The address of the actor called `name` on the node `peer`. It follows that node's name over all links; while none is up,
+    /// sends fail at once.
+    pub fn remote<M>(&self, peer: &NodeName, name: &str) -> Address<M>
+    where
+        M: Serialize + DeserializeOwned + Send + 'static,
+    {
+        self.remote_schema(peer, name, 0)
+    }
+
+    /// Like [`Node::remote`], for version `schema` of the type.
+    pub fn remote_schema<M>(&self, peer: &NodeName, name: &str, schema: u32) -> Address<M>
+    where
+        M: Serialize + DeserializeOwned + Send + 'static,
+    {
+        let remote = Arc::clone(&self.shared.remote);
+        Address::remote(RemoteTarget::new(remote, peer.clone(), name.into(), schema))
+    }
+
+    /// Lets peers send messages of type `M` to the actor called `name`, which need not run yet. Nothing else is reachable.
+    pub fn expose<M>(&self, name: &str)
+    where
+        M: Serialize + DeserializeOwned + Send + 'static,
+    {
+        self.expose_schema::<M>(name, 0);
+    }
+
+    /// Like [`Node::expose`], for version `schema` of the type: a number to raise whenever the type changes. Peers that know
+    /// another version are refused, not misread.
+    pub fn expose_schema<M>(&self, name: &str, schema: u32)
+    where
+        M: Serialize + DeserializeOwned + Send + 'static,
+    {
+        let gate = Exposed::<M>::new(self.slot(name), schema);
+        self.shared.remote.expose(name.into(), Arc::new(gate));
+    }
+
+    /// What the node's mesh reports to, with the default limits.
+    pub fn mesh_handler(&self) -> Arc<dyn Handler> {
+        self.mesh_handler_with(RemoteLimits::default())
+    }
+
+    /// What the node's mesh reports to.
+    pub fn mesh_handler_with(&self, limits: RemoteLimits) -> Arc<dyn Handler> {
+        Arc::new(MeshHandler::new(&self.shared.remote, limits))
+    }
+
+    /// The links over which messages can be sent right now, by name.
+    pub fn links(&self) -> Vec<Link> {
+        self.shared.remote.links()
+    }
+
+    /// What passed over the links to each peer, by name.
+    pub fn link_stats(&self) -> Vec<LinkStats> {
+        self.shared.remote.stats()
+    }
+
+    /// Tells the actor at `address` of every link that comes up or goes down, beginning with those that are up. Events pass the
+    /// limit of its mailbox. An actor subscribes in `started`: a new life then begins with the links of its time, and replaces
+    /// the subscription of the old one.
+    pub fn subscribe_links<M: Send + 'static>(
+        &self,
+        address: &Address<M>,
+        message: impl Fn(LinkEvent) -> M + Send + Sync + 'static,
+    ) {
+        let listener = address.clone();
+        let listener = Box::new(move |event| listener.notify(message(event)));
+        self.shared.remote.listen(Arc::clone(address.label()), listener);
     }
 
     /// The hook it was made with.

@@ -143,7 +143,7 @@ impl<A: Actor, F: Fn() -> A + Send + Sync + 'static> ractor::Actor for Shell<A, 
         let mut around = Surroundings {
             node: self.node.clone(),
             entry: Arc::clone(&self.entry),
-            address: Address::new(Arc::clone(&self.slot)),
+            address: Address::local(Arc::clone(&self.slot)),
             mailbox: Arc::clone(&mailbox),
             timers: JoinSet::new(),
         };
@@ -164,7 +164,10 @@ impl<A: Actor, F: Fn() -> A + Send + Sync + 'static> ractor::Actor for Shell<A, 
         running: &mut Self::State,
     ) -> Result<(), ActorProcessingErr> {
         let outcome = match envelope {
-            Envelope::Tell { trace, message } => self.take(running, trace, message),
+            Envelope::Tell { trace, message, permit } => {
+                drop(permit);
+                self.take(running, trace, message)
+            }
             Envelope::Panic => guarded(|| panic!("injected by a test")),
         };
         outcome.map_err(|crash| self.crashed(&running.around.mailbox, crash))

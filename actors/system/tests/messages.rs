@@ -2,7 +2,7 @@
 
 mod support;
 
-use starling_actors::{ActorState, AskError, Backoff, Context, Node, Restart, SendError};
+use starling_actors::{ActorState, AskError, Backoff, Context, Limit, Node, Restart, SendError};
 use starling_actors::{Strategy, SupervisorSpec, TraceContext};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -135,7 +135,7 @@ async fn a_full_mailbox_refuses_and_accepts_again_once_read() {
     }
     assert_eq!(stats(&node, "a").depth, 4);
     assert_eq!(stats(&node, "a").mailbox_messages_max, Some(4));
-    let full = SendError::Full { name: "a".into(), limit: 4 };
+    let full = SendError::Full { name: "a".into(), limit: Limit::MailboxMessages(4) };
     assert_eq!(address.tell(TRACE, Order::Note(4)), Err(full.clone()));
     let asked = address.ask(TRACE, PATIENCE, Order::Count).await;
     assert_eq!(asked, Err(AskError::Undelivered(full)));

@@ -1,0 +1,318 @@
+//! Actors of other nodes: what a node exposes, the links it has, and who hears of them.
+
+mod flow;
+mod gate;
+mod passage;
+mod session;
+mod stats;
+mod target;
+mod wire;
+
+pub use stats::{Dropped, LinkStats};
+
+pub(crate) use flow::Permit;
+pub(crate) use gate::{Exposed, Gate};
+pub(crate) use passage::{Asking, Pending, claim, leave};
+pub(crate) use session::Asked;
+pub(crate) use target::{Posted, RemoteTarget};
+pub(crate) use wire::Failure;
+
+use bytes::Bytes;
+use flow::give_credit;
+use session::Session;
+use starling_transport::codec::{self, CodecError};
+use starling_transport::{DownReason, Handler, Lane, Link, NodeName, Peer};
+use stats::Counters;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use wire::{Frame, Tell};
+
+/// What one link may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteLimits {
+    /// Bytes of one peer's messages to one actor that may be on their way or wait in its mailbox. The receiver's setting counts.
+    pub window_bytes: u32,
+    /// Questions that may wait for one peer.
+    pub open_asks_max: usize,
+}
+
+impl Default for RemoteLimits {
+    fn default() -> Self {
+        Self { window_bytes: 1 << 20, open_asks_max: 64 << 10 }
+    }
+}
+
+/// What happens to the links of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkEvent {
+    /// Messages can be sent from now on.
+    Up(Peer),
+    Down(Peer, DownReason),
+    /// A peer was refused, or refused this node.
+    Refused {
+        peer: String,
+        why: String,
+    },
+}
+
+/// A body that travels on a lane is at most 64 KiB; numbers take at most 16 times their bytes on the wire.
+const SMALL_DECODED_BYTES_MAX: usize = 16 * session::LANE_BYTES_MAX;
+/// The same for the largest bodies that any link takes.
+const DECODED_BYTES_MAX: usize = 1 << 30;
+
+/// Decodes a body; what it may reserve follows from its size, not from what it claims.
+pub(crate) fn decode_body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, CodecError> {
+    if body.len() <= session::LANE_BYTES_MAX {
+        codec::decode::<T, SMALL_DECODED_BYTES_MAX>(body)
+    } else {
+        codec::decode::<T, DECODED_BYTES_MAX>(body)
+    }
+}
+
+/// FNV-1a: the same on every machine.
+pub(crate) fn hash_of(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Both sides of a link must mean the same type by a name.
+pub(crate) fn type_hash<M>(schema: u32) -> u64 {
+    hash_of(&format!("{}#{schema}", std::any::type_name::<M>()))
+}
+
+/// The remote half of a node.
+#[derive(Default)]
+pub(crate) struct Remote {
+    /// Numbers messages that hold replies.
+    requests: AtomicU64,
+    sessions: RwLock<BTreeMap<NodeName, Arc<Session>>>,
+    gates: RwLock<BTreeMap<Arc<str>, Arc<dyn Gate>>>,
+    counters: Mutex<BTreeMap<NodeName, Arc<Counters>>>,
+    /// Locked while an event is told, so that all hear of all events in one order.
+    listeners: Mutex<BTreeMap<Arc<str>, Listener>>,
+}
+
+pub(crate) type Listener = Box<dyn Fn(LinkEvent) + Send + Sync>;
+type Sessions = BTreeMap<NodeName, Arc<Session>>;
+
+impl Remote {
+    pub fn expose(&self, name: Arc<str>, gate: Arc<dyn Gate>) {
+        self.gates.write().unwrap_or_else(PoisonError::into_inner).insert(name, gate);
+    }
+
+    pub fn next_request(&self) -> u64 {
+        self.requests.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The session to the peer of this name, when messages may be sent.
+    pub fn session(&self, name: &NodeName) -> Option<Arc<Session>> {
+        self.read_sessions().get(name).filter(|session| session.is_ready()).cloned()
+    }
+
+    pub fn links(&self) -> Vec<Link> {
+        let sessions = self.read_sessions();
+        sessions.values().filter(|session| session.is_ready()).map(|session| session.link.clone()).collect()
+    }
+
+    pub fn stats(&self) -> Vec<LinkStats> {
+        let sessions = self.read_sessions();
+        let counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        let open_asks = |name| sessions.get(name).filter(|session| session.is_ready()).map(|open| open.open_asks());
+        counters.iter().map(|(name, counters)| counters.read(name.clone(), open_asks(name))).collect()
+    }
+
+    /// Tells `listener` of the links that are up, and from now on of every event. It replaces the one of the same name.
+    pub fn listen(&self, name: Arc<str>, listener: Listener) {
+        let mut listeners = self.lock_listeners();
+        for link in self.links() {
+            listener(LinkEvent::Up(link.peer().clone()));
+        }
+        listeners.insert(name, listener);
+    }
+
+    fn lock_listeners(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Listener>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_sessions(&self) -> std::sync::RwLockReadGuard<'_, Sessions> {
+        self.sessions.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counters(&self, name: &NodeName) -> Arc<Counters> {
+        let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(counters.entry(name.clone()).or_default())
+    }
+
+    /// The session of exactly this link, unless it has ended.
+    fn session_of(&self, link: &Link) -> Option<Arc<Session>> {
+        let sessions = self.read_sessions();
+        sessions.get(&link.peer().name).filter(|session| is_same(&session.link, link) && !session.has_ended()).cloned()
+    }
+}
+
+/// Two links to one name are told apart by where their ports keep the peer.
+fn is_same(a: &Link, b: &Link) -> bool {
+    std::ptr::eq(a.peer(), b.peer())
+}
+
+fn tell_all(listeners: &BTreeMap<Arc<str>, Listener>, event: &LinkEvent) {
+    listeners.values().for_each(|listener| listener(event.clone()));
+}
+
+/// What a node gives to its mesh.
+pub(crate) struct MeshHandler {
+    /// Weak: the mesh must not keep the node alive, which holds its links.
+    remote: Weak<Remote>,
+    limits: RemoteLimits,
+}
+
+impl MeshHandler {
+    pub fn new(remote: &Arc<Remote>, limits: RemoteLimits) -> Self {
+        Self { remote: Arc::downgrade(remote), limits }
+    }
+
+    fn take(&self, link: &Link, lane: Option<Lane>, frame: &Bytes) {
+        let Some(remote) = self.remote.upgrade() else { return };
+        let Some(session) = remote.session_of(link) else { return };
+        session.counters.received(frame.len());
+        let arrival = Arrival { remote: &remote, session: &session, lane, bytes: frame.len() };
+        let taken = Frame::decode(frame).map_err(|error| error.to_string()).and_then(|frame| arrival.take(frame));
+        if let Err(what) = taken {
+            session.violated(&what);
+        }
+    }
+}
+
+impl Handler for MeshHandler {
+    fn up(&self, link: &Link) {
+        let Some(remote) = self.remote.upgrade() else { return };
+        let name = link.peer().name.clone();
+        let session = Arc::new(Session::new(link.clone(), self.limits, remote.counters(&name)));
+        let before = {
+            let mut sessions = remote.sessions.write().unwrap_or_else(PoisonError::into_inner);
+            sessions.insert(name, Arc::clone(&session))
+        };
+        if let Some(before) = before {
+            remote.ended(&before, &DownReason::Replaced);
+        }
+        session.send_hello();
+    }
+
+    fn down(&self, link: &Link, reason: &DownReason) {
+        let Some(remote) = self.remote.upgrade() else { return };
+        let removed = {
+            let mut sessions = remote.sessions.write().unwrap_or_else(PoisonError::into_inner);
+            let name = &link.peer().name;
+            let is_this = sessions.get(name).is_some_and(|session| is_same(&session.link, link));
+            is_this.then(|| sessions.remove(name)).flatten()
+        };
+        if let Some(session) = removed {
+            remote.ended(&session, reason);
+        }
+    }
+
+    fn frame(&self, link: &Link, lane: Lane, frame: Bytes) {
+        self.take(link, Some(lane), &frame);
+    }
+
+    fn bulk(&self, link: &Link, body: Bytes) {
+        self.take(link, None, &body);
+    }
+
+    /// Actors send none: whoever does has another use for the link.
+    fn datagram(&self, _link: &Link, _datagram: Bytes) {}
+
+    fn refused(&self, peer: &str, why: &str) {
+        let Some(remote) = self.remote.upgrade() else { return };
+        let event = LinkEvent::Refused { peer: peer.to_owned(), why: why.to_owned() };
+        tell_all(&remote.lock_listeners(), &event);
+    }
+}
+
+impl Remote {
+    fn ended(&self, session: &Session, reason: &DownReason) {
+        let listeners = self.lock_listeners();
+        session.end();
+        if session.told.load(Ordering::Relaxed) {
+            tell_all(&listeners, &LinkEvent::Down(session.link.peer().clone(), reason.clone()));
+        }
+    }
+}
+
+/// A frame of a peer, and where it came from.
+struct Arrival<'a> {
+    remote: &'a Remote,
+    session: &'a Arc<Session>,
+    /// None: a bulk body.
+    lane: Option<Lane>,
+    bytes: usize,
+}
+
+impl Arrival<'_> {
+    /// # Errors
+    /// The rule that the peer broke.
+    fn take(&self, frame: Frame<'_>) -> Result<(), String> {
+        match frame {
+            Frame::Hello { version, codec, window_bytes } => {
+                let listeners = self.remote.lock_listeners();
+                self.session.take_hello((version, codec), window_bytes)?;
+                if !self.session.has_ended() {
+                    self.session.counters.links.fetch_add(1, Ordering::Relaxed);
+                    self.session.told.store(true, Ordering::Relaxed);
+                    tell_all(&listeners, &LinkEvent::Up(self.session.link.peer().clone()));
+                }
+                Ok(())
+            }
+            Frame::Tell(tell) => self.tell(&tell),
+            Frame::Answer { key, body } => {
+                self.session.answered(key, body);
+                Ok(())
+            }
+            Frame::Fail { key, items: _, failure } => {
+                self.session.failed(key, &failure);
+                Ok(())
+            }
+            Frame::Cancel { key } => {
+                self.session.cancelled(key);
+                Ok(())
+            }
+            Frame::Credit { flow, bytes } => self.session.credited(flow, bytes),
+            Frame::Item { .. } | Frame::ItemCredit { .. } => Err("an item of no stream".to_owned()),
+        }
+    }
+
+    fn tell(&self, tell: &Tell<'_>) -> Result<(), String> {
+        let counters = &self.session.counters;
+        let credited = self.lane != Some(Lane::Rounds);
+        let gate = self.remote.gates.read().unwrap_or_else(PoisonError::into_inner).get(tell.name).cloned();
+        let Some(gate) = gate else {
+            counters.not_exposed.fetch_add(1, Ordering::Relaxed);
+            if credited {
+                // No flow is kept for a name that a peer made up.
+                let cost = flow::cost(self.bytes, self.session.limits.window_bytes);
+                give_credit(&self.session.link, hash_of(tell.name), cost, counters);
+            }
+            self.session.refuse(tell.request, Failure::NotExposed);
+            return Ok(());
+        };
+        let permit = match credited.then(|| self.session.flow(tell.name).charge(self.bytes)).transpose() {
+            Ok(permit) => permit,
+            Err(overdrawn) => {
+                let limit = self.session.limits.window_bytes;
+                return Err(format!("{} bytes wait for actor {:?} (window {limit})", overdrawn.bytes, tell.name));
+            }
+        };
+        let counter = |failure: &Failure| match failure {
+            Failure::UnknownType => &counters.unknown_type,
+            Failure::MailboxFull { .. } => &counters.mailbox_full,
+            Failure::DeadlineExceeded => &counters.deadline_exceeded,
+            Failure::Undecodable => &counters.undecodable,
+            _ => &counters.not_running,
+        };
+        if let Err(failure) = gate.take(self.session, tell, permit) {
+            counter(&failure).fetch_add(1, Ordering::Relaxed);
+            self.session.refuse(tell.request, failure);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,9 @@
+//! Actors of other nodes: the same rules over every kind of mesh.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod fabric;
+mod links;
+mod messages;
+mod probe;

@@ -1,0 +1,309 @@
+//! Tells and asks to another node.
+
+use crate::fabric::{Fabric, Memory, Two, node_name, over_every_fabric};
+use crate::probe::{self, Order, Seen, count, start};
+use crate::support::{PATIENCE, TRACE, until};
+use starling_actors::{AskError, Limit, RemoteLimits, SendError, TraceContext};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+over_every_fabric!(
+    tells_of_one_sender_arrive_in_order,
+    an_ask_is_answered_from_another_node,
+    questions_without_an_answer_fail_typed,
+    what_is_not_exposed_is_not_reachable,
+    another_type_or_schema_is_refused,
+    nobody_under_the_name_is_an_error_of_the_ask,
+    without_a_link_sends_fail_at_once,
+    open_questions_fail_when_the_link_goes_down,
+    an_address_follows_its_node_over_links,
+    the_trace_travels,
+    a_dropped_question_is_taken_back,
+    large_bodies_travel_both_ways,
+    a_sender_without_credit_is_refused_and_accepted_again,
+    every_reply_of_a_message_is_answered_by_itself,
+);
+
+async fn tells_of_one_sender_arrive_in_order<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    let seen = start(&two.b, "probe").await;
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    for note in 0..1_000 {
+        address.send(TRACE, Order::Note(note)).await.unwrap();
+    }
+    assert_eq!(count(&address).await, 1_000);
+    assert!(seen.notes().into_iter().eq(0..1_000));
+}
+
+async fn an_ask_is_answered_from_another_node<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    start(&two.b, "probe").await;
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    let body = vec![7; 1_000];
+    let echo = address.ask(TRACE, PATIENCE, |reply| Order::Echo(body.clone(), reply)).await;
+    assert_eq!(echo, Ok(body));
+    // And in the other direction over the same link.
+    start(&two.a, "probe").await;
+    assert_eq!(count(&two.b.remote(&node_name("a"), "probe")).await, 0);
+}
+
+async fn questions_without_an_answer_fail_typed<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    start(&two.b, "probe").await;
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    let name: Arc<str> = "probe@b".into();
+
+    let dropped = address.ask(TRACE, PATIENCE, Order::DropReply).await;
+    assert_eq!(dropped, Err(AskError::NoReply { name: Arc::clone(&name) }));
+
+    let panicked = address.ask(TRACE, PATIENCE, Order::PanicOn).await;
+    assert_eq!(panicked, Err(AskError::Died { name: Arc::clone(&name) }));
+
+    until("it is back", || two.b.address::<Order>("probe").is_running()).await;
+    let deadline = Duration::from_millis(20);
+    let late = address.ask(TRACE, deadline, Order::KeepReply).await;
+    assert_eq!(late, Err(AskError::DeadlineExceeded { name, deadline }));
+}
+
+async fn what_is_not_exposed_is_not_reachable<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    let seen = Seen::default();
+    let supervisor = starling_actors::SupervisorSpec::new("s", starling_actors::Strategy::OneForOne);
+    two.b.start(supervisor.child(probe::spec("hidden", &seen))).await.unwrap();
+    let address = two.a.remote::<Order>(&node_name("b"), "hidden");
+    address.tell(TRACE, Order::Note(1)).unwrap();
+    let refused = address.ask(TRACE, PATIENCE, Order::Count).await;
+    assert_eq!(refused, Err(AskError::Undelivered(SendError::NotExposed { name: "hidden@b".into() })));
+    assert_eq!(seen.notes(), []);
+    assert_eq!(two.b.link_stats()[0].dropped.not_exposed, 2);
+}
+
+async fn another_type_or_schema_is_refused<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    start(&two.b, "probe").await;
+    two.b.expose_schema::<Order>("newer", 2);
+    let name = |name: &str| -> Arc<str> { format!("{name}@b").into() };
+
+    let other = two.a.remote::<Option<starling_actors::Reply<u64>>>(&node_name("b"), "probe");
+    let refused = other.ask(TRACE, PATIENCE, Some).await;
+    let Err(AskError::Undelivered(SendError::UnknownType { name: of, sent })) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((of, sent.contains("Reply")), (name("probe"), true));
+
+    let older = two.a.remote_schema::<Order>(&node_name("b"), "newer", 1);
+    let refused = older.ask(TRACE, PATIENCE, Order::Count).await;
+    assert!(matches!(refused, Err(AskError::Undelivered(SendError::UnknownType { .. }))), "{refused:?}");
+
+    let same = two.a.remote_schema::<Order>(&node_name("b"), "newer", 2);
+    let nobody = same.ask(TRACE, PATIENCE, Order::Count).await;
+    assert_eq!(nobody, Err(AskError::Undelivered(SendError::NotRunning { name: name("newer") })));
+    assert_eq!(two.b.link_stats()[0].dropped.unknown_type, 2);
+}
+
+async fn nobody_under_the_name_is_an_error_of_the_ask<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    two.b.expose::<Order>("later");
+    let address = two.a.remote::<Order>(&node_name("b"), "later");
+    let nobody = address.ask(TRACE, PATIENCE, Order::Count).await;
+    assert_eq!(nobody, Err(AskError::Undelivered(SendError::NotRunning { name: "later@b".into() })));
+    start(&two.b, "later").await;
+    assert_eq!(count(&address).await, 0);
+    assert_eq!(two.b.link_stats()[0].dropped.not_running, 1);
+}
+
+async fn without_a_link_sends_fail_at_once<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    let address = two.a.remote::<Order>(&node_name("c"), "probe");
+    let error = SendError::NotConnected { name: "probe@c".into(), node: node_name("c") };
+    assert!(!address.is_running());
+    assert_eq!(address.tell(TRACE, Order::Note(1)), Err(error.clone()));
+    assert_eq!(address.send(TRACE, Order::Note(1)).await, Err(error.clone()));
+    assert_eq!(address.ask(TRACE, PATIENCE, Order::Count).await, Err(AskError::Undelivered(error)));
+}
+
+async fn open_questions_fail_when_the_link_goes_down<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    start(&two.b, "probe").await;
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    let asking = tokio::spawn({
+        let address = address.clone();
+        async move { address.ask(TRACE, PATIENCE, Order::KeepReply).await }
+    });
+    let at_home = two.b.address::<Order>("probe");
+    loop {
+        if at_home.ask(TRACE, PATIENCE, Order::Wanted).await == Ok(1) {
+            break;
+        }
+    }
+    two.fabric.cut("a", "b").await;
+    let lost = asking.await.unwrap();
+    assert_eq!(lost, Err(AskError::ConnectionLost { name: "probe@b".into(), may_have_been_delivered: true }));
+    two.are_apart().await;
+    assert_eq!(at_home.ask(TRACE, PATIENCE, Order::Wanted).await, Ok(0), "the far side sees that nobody waits");
+    // Too late for anybody, and harmless.
+    at_home.tell(TRACE, Order::AnswerKept(1)).unwrap();
+    assert_eq!(count(&at_home).await, 0);
+}
+
+async fn an_address_follows_its_node_over_links<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    start(&two.b, "probe").await;
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    assert_eq!(count(&address).await, 0);
+    for _ in 0..3 {
+        two.fabric.cut("a", "b").await;
+        two.are_apart().await;
+        assert!(matches!(address.tell(TRACE, Order::Note(1)), Err(SendError::NotConnected { .. })));
+        two.fabric.heal("a", "b").await;
+        two.are_linked().await;
+        assert_eq!(count(&address).await, 0);
+    }
+    // Another life of the other node, with another actor.
+    let reborn = starling_actors::Node::new("b");
+    start(&reborn, "probe").await;
+    reborn.address::<Order>("probe").tell(TRACE, Order::Note(7)).unwrap();
+    two.fabric.join("b", reborn.mesh_handler()).await;
+    two.fabric.connect("b", "a").await;
+    until("the new life is linked", || reborn.links().len() == 1 && two.a.links().len() == 1).await;
+    assert_eq!(count(&address).await, 1);
+}
+
+async fn the_trace_travels<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    start(&two.b, "probe").await;
+    let trace = TraceContext { trace_id: 7 << 90, span_id: 8, flags: 1 };
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    assert_eq!(address.ask(trace, PATIENCE, Order::Trace).await, Ok(trace));
+    assert_eq!(address.ask(TRACE, PATIENCE, Order::Trace).await, Ok(TRACE));
+}
+
+async fn a_dropped_question_is_taken_back<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    start(&two.b, "probe").await;
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    let at_home = two.b.address::<Order>("probe");
+    let wanted = async |expected: u64| loop {
+        if at_home.ask(TRACE, PATIENCE, Order::Wanted).await == Ok(expected) {
+            break;
+        }
+    };
+    let asking = tokio::spawn({
+        let address = address.clone();
+        async move { address.ask(TRACE, PATIENCE, Order::KeepReply).await }
+    });
+    wanted(1).await;
+    assert_eq!(two.a.link_stats()[0].open_asks, 1);
+    asking.abort();
+    wanted(0).await;
+    assert_eq!(two.a.link_stats()[0].open_asks, 0);
+    // So does a deadline.
+    let late = address.ask(TRACE, Duration::from_millis(20), Order::KeepReply).await;
+    assert!(matches!(late, Err(AskError::DeadlineExceeded { .. })));
+    wanted(0).await;
+    assert_eq!(two.a.link_stats()[0].open_asks, 0);
+}
+
+async fn large_bodies_travel_both_ways<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    start(&two.b, "probe").await;
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    for bytes in [60 << 10, 65 << 10, 3 << 20] {
+        let body: Vec<u8> = (0..bytes).map(|index: u32| index.to_le_bytes()[0]).collect();
+        let echo = address.ask(TRACE, PATIENCE, |reply| Order::Echo(body.clone(), reply)).await;
+        assert!(echo == Ok(body), "{bytes} bytes");
+    }
+    let huge = address.tell(TRACE, Order::Bytes(vec![0; 80 << 20]));
+    assert!(matches!(huge, Err(SendError::TooLarge { .. })), "{huge:?}");
+}
+
+async fn a_sender_without_credit_is_refused_and_accepted_again<F: Fabric>() {
+    let window_bytes = 16 << 10;
+    let limits = RemoteLimits { window_bytes, ..RemoteLimits::default() };
+    let two = Two::<F>::linked_with(limits).await;
+    let seen = start(&two.b, "probe").await;
+    let gate = seen.gate();
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    address.send(TRACE, Order::Block).await.unwrap();
+    until("it stands at the gate", || seen.is_blocked()).await;
+    let mut told = 0u64;
+    let full = loop {
+        match address.tell(TRACE, Order::Bytes(vec![0; 100])) {
+            Ok(()) => told += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full, SendError::Full { name: "probe@b".into(), limit: Limit::CreditBytes(window_bytes) });
+    assert!((100..160).contains(&told), "{told}");
+    let asked = address.ask(TRACE, PATIENCE, |reply| Order::Echo(vec![0; 200], reply)).await;
+    assert_eq!(asked, Err(AskError::Undelivered(full)));
+    // A patient sender gets through as soon as the actor goes on.
+    let waiting = tokio::spawn({
+        let address = address.clone();
+        async move { address.send(TRACE, Order::Bytes(vec![0; 100])).await }
+    });
+    assert!(two.b.link_stats()[0].held_bytes <= u64::from(window_bytes));
+    drop(gate);
+    waiting.await.unwrap().unwrap();
+    until("all arrived", || seen.notes().len() as u64 == told + 1).await;
+    assert_eq!(two.b.link_stats()[0].held_bytes, 0);
+    for _ in 0..1_000 {
+        address.send(TRACE, Order::Bytes(vec![0; 1_000])).await.unwrap();
+    }
+}
+
+async fn every_reply_of_a_message_is_answered_by_itself<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    start(&two.b, "probe").await;
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    // The reply of one question travels in the message of another.
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let asking = tokio::spawn({
+        let address = address.clone();
+        async move {
+            address
+                .ask(TRACE, PATIENCE, |second: starling_actors::Reply<u64>| {
+                    drop(sender.send(second));
+                    Order::Note(1)
+                })
+                .await
+        }
+    });
+    let second = receiver.await.unwrap();
+    let first = address.ask(TRACE, PATIENCE, |first| Order::Both(first, second)).await;
+    assert_eq!(first, Ok(1));
+    assert_eq!(asking.await.unwrap(), Err(AskError::NoReply { name: "probe@b".into() }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_to_another_node_fails_at_once_where_the_reason_is_known() {
+    let two = Two::<Memory>::linked().await;
+    start(&two.b, "probe").await;
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    let started = Instant::now();
+    assert!(address.ask(TRACE, PATIENCE, Order::DropReply).await.is_err());
+    assert!(address.ask(TRACE, PATIENCE, Order::PanicOn).await.is_err());
+    assert_eq!(started.elapsed(), Duration::ZERO);
+    until("it is back", || two.b.address::<Order>("probe").is_running()).await;
+    let deadline = Duration::from_secs(2);
+    assert!(address.ask(TRACE, deadline, Order::KeepReply).await.is_err());
+    assert!(started.elapsed() >= deadline && started.elapsed() < deadline * 2);
+}
+
+#[tokio::test]
+async fn a_reply_outside_a_message_cannot_be_serialized() {
+    let two = Two::<Memory>::linked().await;
+    start(&two.b, "probe").await;
+    let address = two.b.address::<Order>("probe");
+    let answer = address
+        .ask(TRACE, PATIENCE, |reply| {
+            let order = Order::Count(reply);
+            let refused = starling_transport::codec::encode(&order).unwrap_err();
+            assert!(refused.to_string().contains("only travel inside a message"), "{refused}");
+            order
+        })
+        .await;
+    assert_eq!(answer, Ok(0), "it is still good");
+    assert!(starling_transport::codec::decode::<Order, 64>(&[2, 0]).is_err());
+}
