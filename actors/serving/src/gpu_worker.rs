@@ -2,43 +2,53 @@
 
 use crate::clock::Clock;
 use crate::observer::Observer;
+use crate::outlet::Outlet;
 use crate::wakeup::Wakeup;
 use crate::{Addresses, Backends, RankAddresses, Settings, ingress, kv_manager, router};
+use serde::{Deserialize, Serialize};
 use starling_actors::{Actor, ActorError, Address, Context, SpanRecord, TraceContext};
-use starling_core::batch::{Batch, ConfigError, Effect, Frame, Input, Sequence};
+use starling_core::batch::{Batch, ConfigError, Effect, Frame, Input};
 use starling_core::fence::Expected;
 use starling_core::ids::{AttemptKey, Incarnation, RankId, RequestNumber};
 use starling_core::ingress::Prompt;
 use starling_core::kv;
-use starling_core::kv::identity::Scope;
 use starling_core::rejection::Rejection;
 use starling_core::replica::Decision;
 use starling_core::step::{Sampled, Step};
+use starling_core::view::Seat;
 use starling_gpu::{Backend, StepError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
+#[derive(Serialize, Deserialize)]
 pub enum Message {
-    /// A prompt for an attempt that was placed here; the trace of the message is the request's.
+    /// From an ingress, here or elsewhere: a prompt for an attempt that is placed here, or will be by the next round. The
+    /// trace of the message is the request's.
     Prompt(Box<Prompt>),
-    /// Placements on this rank, and attempts to end.
-    Decided(Vec<Decision>),
     /// Straight from the ingress, ahead of the round.
     Stop(AttemptKey),
-    Kv {
-        effects: Vec<kv::Effect>,
-        stats: kv::Stats,
+    // The rest is from this node only.
+    /// Placements on this rank, and attempts to end.
+    #[serde(skip)]
+    Decided(Vec<Decision>),
+    #[serde(skip)]
+    Kv { effects: Vec<kv::Effect>, stats: kv::Stats },
+    #[serde(skip)]
+    StepDone { thread: u64, outcome: Outcome },
+    /// A new view: its ingresses by seat, and the attempts that the replica counts as open here. What runs and is not among
+    /// them ends; its blocks stay as reusable prefixes.
+    #[serde(skip)]
+    Reconcile {
+        ingresses: Arc<[Incarnation]>,
+        open: Arc<[(AttemptKey, RequestNumber)]>,
+        /// Whether what is open and not here is to be reported as lost.
+        report_lost: bool,
     },
-    StepDone {
-        thread: u64,
-        outcome: Outcome,
-    },
-    /// Attempts of another cluster end; their blocks stay as reusable prefixes.
-    NewCluster(Incarnation),
+    #[serde(skip)]
     Tick,
 }
 
@@ -77,9 +87,11 @@ pub struct GpuWorker {
     rank: RankId,
     settings: Arc<Settings>,
     batch: Batch,
-    expected: Expected,
-    /// Numbers of placed attempts, until their prompt comes.
-    numbers: BTreeMap<AttemptKey, RequestNumber>,
+    expected: Expected<(Box<Prompt>, TraceContext)>,
+    /// Where the ingresses of the view sit.
+    ingresses: Arc<[Incarnation]>,
+    /// The ways to the ingresses of other nodes, once something was sent there.
+    outlets: BTreeMap<Seat, Outlet>,
     traced: BTreeMap<AttemptKey, Traced>,
     kv_stats: kv::Stats,
     backends: Arc<dyn Backends>,
@@ -100,7 +112,8 @@ impl GpuWorker {
             batch: Batch::new(around.settings.batch)?,
             settings: Arc::clone(&around.settings),
             expected: Expected::default(),
-            numbers: BTreeMap::new(),
+            ingresses: Arc::default(),
+            outlets: BTreeMap::new(),
             traced: BTreeMap::new(),
             kv_stats: kv::Stats::default(),
             backends: Arc::clone(&around.backends),
@@ -148,10 +161,30 @@ impl GpuWorker {
         for frame in &frames {
             self.trace_frame(context, frame);
         }
-        // One message a step: a dead ingress announces its streams again in a new cluster.
-        let _ = self.addresses.ingress.tell(context.trace(), ingress::Message::Frames(frames));
+        // One message a step and ingress.
+        let mut by_ingress: BTreeMap<Incarnation, Vec<Frame>> = BTreeMap::new();
+        for frame in frames {
+            by_ingress.entry(frame.attempt.key.ingress).or_default().push(frame);
+        }
+        for (ingress, frames) in by_ingress {
+            self.tell_ingress(context, ingress, ingress::Message::Frames(frames));
+        }
         for attempt in finished {
             self.done(context, attempt);
+        }
+    }
+
+    /// An ingress that is not in the view is gone, and its requests with it. One that is down here announces its streams
+    /// again.
+    fn tell_ingress(&mut self, context: &Context<'_, Message>, ingress: Incarnation, message: ingress::Message) {
+        let Some(at) = self.ingresses.iter().position(|known| *known == ingress) else { return };
+        if at == self.settings.me {
+            let _ = self.addresses.ingress.tell(context.trace(), message);
+            return;
+        }
+        if let Some(address) = self.addresses.ingresses.get(at) {
+            let outlet = self.outlets.entry(Seat(at as u32)).or_insert_with(|| Outlet::to(address.clone()));
+            outlet.send(context.trace(), message);
         }
     }
 
@@ -163,8 +196,7 @@ impl GpuWorker {
     }
 
     fn refuse(&mut self, context: &Context<'_, Message>, attempt: AttemptKey, rejection: Rejection) {
-        let refused = ingress::Message::Refused { attempt, rejection };
-        let _ = self.addresses.ingress.tell(context.trace(), refused);
+        self.tell_ingress(context, attempt.key.ingress, ingress::Message::Refused { attempt, rejection });
         self.done(context, attempt);
     }
 
@@ -212,34 +244,29 @@ impl GpuWorker {
         traced.first_token = Some(first_token);
     }
 
-    fn prompt(&mut self, context: &Context<'_, Message>, prompt: Prompt) {
-        let attempt = prompt.attempt;
-        let number = self.numbers.remove(&attempt);
-        let Some(number) = number.filter(|_| self.expected.admit(attempt)) else {
-            self.observer.fenced(self.rank);
-            return;
-        };
-        self.traced.insert(
-            attempt,
-            Traced {
-                trace: context.trace(),
-                number,
-                admitted: SystemTime::now(),
-                first_token: None,
-                prompt_tokens: prompt.tokens.len(),
-                produced: 0,
-            },
-        );
-        let sequence = Sequence {
-            attempt,
+    fn prompt(&mut self, context: &Context<'_, Message>, prompt: Box<Prompt>) {
+        let (now_us, attempt) = (self.clock.now_us(), prompt.attempt);
+        if let Some(((prompt, trace), number)) = self.expected.prompt(now_us, attempt, (prompt, context.trace())) {
+            self.admit(context, (*prompt, trace), number);
+        }
+    }
+
+    fn admit(
+        &mut self,
+        context: &Context<'_, Message>,
+        (prompt, trace): (Prompt, TraceContext),
+        number: RequestNumber,
+    ) {
+        let traced = Traced {
+            trace,
             number,
-            child: 0,
-            scope: Scope { tenant: prompt.tenant, adapter: None },
-            tokens: prompt.tokens,
-            produced_before: prompt.produced,
-            generation: prompt.generation,
-            context_tokens_max: self.settings.context_tokens_max,
+            admitted: SystemTime::now(),
+            first_token: None,
+            prompt_tokens: prompt.tokens.len(),
+            produced: 0,
         };
+        self.traced.insert(prompt.attempt, traced);
+        let sequence = prompt.into_sequence(number, self.settings.context_tokens_max);
         self.drive(context, Input::Admit(sequence));
     }
 
@@ -247,8 +274,9 @@ impl GpuWorker {
         for decision in decisions {
             match decision {
                 Decision::Placed { attempt, number, .. } => {
-                    self.expected.placed(attempt, self.clock.now_us());
-                    self.numbers.insert(attempt, number);
+                    if let Some((prompt, trace)) = self.expected.placed(self.clock.now_us(), attempt, number) {
+                        self.admit(context, (*prompt, trace), number);
+                    }
                 }
                 Decision::Stop { attempt, .. } => self.stop(context, attempt),
                 Decision::Enqueued { .. }
@@ -260,21 +288,27 @@ impl GpuWorker {
     }
 
     fn stop(&mut self, context: &Context<'_, Message>, attempt: AttemptKey) {
-        self.expected.stopped(attempt);
-        self.numbers.remove(&attempt);
-        if let Some(traced) = self.traced.remove(&attempt) {
-            tracing::debug!(rank = %self.rank, number = %traced.number, "stopped");
-            self.drive(context, Input::Cancel { attempt });
+        match self.traced.remove(&attempt) {
+            Some(traced) => {
+                tracing::debug!(rank = %self.rank, number = %traced.number, "stopped");
+                self.drive(context, Input::Cancel { attempt });
+            }
+            None => self.expected.stop(self.clock.now_us(), attempt),
         }
     }
 
-    fn new_cluster(&mut self, context: &Context<'_, Message>, incarnation: Incarnation) {
-        self.expected.clear();
-        self.numbers.clear();
-        let others: Vec<AttemptKey> =
-            self.batch.attempts().filter(|attempt| attempt.key.ingress != incarnation).collect();
-        for attempt in others {
-            self.stop(context, attempt);
+    fn reconcile(&mut self, context: &Context<'_, Message>, open: &[(AttemptKey, RequestNumber)], report_lost: bool) {
+        let open: BTreeSet<AttemptKey> = open.iter().map(|(attempt, _)| *attempt).collect();
+        let running: BTreeSet<AttemptKey> = self.batch.attempts().collect();
+        for attempt in running.difference(&open) {
+            self.stop(context, *attempt);
+        }
+        self.expected.retain(|attempt| open.contains(attempt));
+        let missing = open.difference(&running).filter(|attempt| !self.expected.expects(**attempt));
+        let attempts: Vec<AttemptKey> = missing.copied().collect();
+        if report_lost && !attempts.is_empty() {
+            let lost = router::Message::Lost { rank: self.rank, attempts };
+            let _ = self.addresses.router.tell(context.trace(), lost);
         }
     }
 
@@ -292,12 +326,10 @@ impl GpuWorker {
     }
 
     fn overdue(&mut self, context: &Context<'_, Message>) {
-        let late = self.expected.overdue(self.clock.now_us(), self.settings.prompt_wait_us);
-        for attempt in &late {
-            self.numbers.remove(attempt);
-        }
-        if !late.is_empty() {
-            let lost = router::Message::Lost { rank: self.rank, attempts: late };
+        let overdue = self.expected.overdue(self.clock.now_us(), self.settings.prompt_wait_us);
+        (0..overdue.fenced).for_each(|_| self.observer.fenced(self.rank));
+        if !overdue.lost.is_empty() {
+            let lost = router::Message::Lost { rank: self.rank, attempts: overdue.lost };
             let _ = self.addresses.router.tell(context.trace(), lost);
         }
     }
@@ -340,7 +372,7 @@ impl Actor for GpuWorker {
 
     fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         match message {
-            Message::Prompt(prompt) => self.prompt(context, *prompt),
+            Message::Prompt(prompt) => self.prompt(context, prompt),
             Message::Decided(decisions) => self.decided(context, decisions),
             Message::Stop(attempt) => self.stop(context, attempt),
             Message::Kv { effects, stats } => {
@@ -355,7 +387,10 @@ impl Actor for GpuWorker {
                     self.step_done(context, outcome)?;
                 }
             }
-            Message::NewCluster(incarnation) => self.new_cluster(context, incarnation),
+            Message::Reconcile { ingresses, open, report_lost } => {
+                self.ingresses = ingresses;
+                self.reconcile(context, &open, report_lost);
+            }
             Message::Tick => {
                 self.wakeup.fired();
                 self.overdue(context);
@@ -375,7 +410,7 @@ impl Actor for GpuWorker {
             Message::Stop(_) => "stop",
             Message::Kv { .. } => "kv",
             Message::StepDone { .. } => "step_done",
-            Message::NewCluster(_) => "new_cluster",
+            Message::Reconcile { .. } => "reconcile",
             Message::Tick => "tick",
         }
     }

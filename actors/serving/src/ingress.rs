@@ -8,10 +8,11 @@ use crate::queue;
 use crate::router::Decided;
 use crate::wakeup::Wakeup;
 use crate::{Addresses, Settings};
+use serde::{Deserialize, Serialize};
 use starling_actors::{Actor, ActorError, Context, Reply, SpanRecord, TraceContext};
 use starling_core::batch::Frame;
-use starling_core::ids::{AttemptKey, Incarnation, RequestKey};
-use starling_core::ingress::{Effect, Input, Machine, Submission, Ticket};
+use starling_core::ids::{AttemptKey, Incarnation, RankId, RequestKey};
+use starling_core::ingress::{Effect, Input, Machine, Prompt, Submission, Ticket};
 use starling_core::rejection::Rejection;
 use starling_core::replica::Decision;
 use std::collections::BTreeMap;
@@ -19,28 +20,41 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use tokio::sync::mpsc::UnboundedSender;
 
+#[derive(Serialize, Deserialize)]
 pub enum Message {
+    /// From a rank, here or elsewhere: one step's tokens.
+    Frames(Vec<Frame>),
+    /// The rank cannot run the attempt, and no other can.
+    Refused { attempt: AttemptKey, rejection: Rejection },
+    // The rest is from this node only.
     /// The trace of the message is the request's.
-    Submit {
-        submission: Box<Submission>,
-        events: UnboundedSender<StreamEvent>,
-    },
+    #[serde(skip)]
+    Submit { submission: Box<Submission>, events: UnboundedSender<StreamEvent> },
     /// The client left.
+    #[serde(skip)]
     Cancel(Ticket),
     /// The edge found a stop string.
+    #[serde(skip)]
     Finish(Ticket),
-    /// One step's tokens of one rank.
-    Frames(Vec<Frame>),
+    #[serde(skip)]
     Decided(Box<Decided>),
-    /// The rank cannot run the attempt, and no other can.
-    Refused {
-        attempt: AttemptKey,
-        rejection: Rejection,
-    },
+    #[serde(skip)]
     NewCluster(Incarnation),
+    /// Whether rounds complete; if not, whom they wait for.
+    #[serde(skip)]
+    Standstill(Option<String>),
+    /// The node of these ranks cannot be reached.
+    #[serde(skip)]
+    Unreachable(Vec<RankId>),
+    /// A prompt did not get to its rank's node.
+    #[serde(skip)]
+    Undelivered(AttemptKey),
+    #[serde(skip)]
     Drain,
     /// How many requests are open.
+    #[serde(skip)]
     Open(Reply<usize>),
+    #[serde(skip)]
     Tick,
 }
 
@@ -56,7 +70,7 @@ struct Client {
 pub struct Ingress {
     machine: Machine,
     clients: BTreeMap<Ticket, Client>,
-    node: Arc<str>,
+    settings: Arc<Settings>,
     addresses: Arc<Addresses>,
     observer: Arc<dyn Observer>,
     clock: Clock,
@@ -65,11 +79,11 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    pub fn new(settings: &Settings, addresses: Arc<Addresses>, observer: Arc<dyn Observer>, clock: Clock) -> Self {
+    pub fn new(settings: Arc<Settings>, addresses: Arc<Addresses>, observer: Arc<dyn Observer>, clock: Clock) -> Self {
         Self {
             machine: Machine::new(settings.ingress_config()),
             clients: BTreeMap::new(),
-            node: Arc::clone(&settings.node),
+            settings,
             addresses,
             observer,
             clock,
@@ -94,25 +108,18 @@ impl Ingress {
                 let _ = self.addresses.queue.tell(context.trace(), queue::Message::Announce(entry));
             }
             Effect::Prompt { ticket, rank, prompt } => {
-                let attempt = prompt.attempt;
                 let trace = self.clients.get(&ticket).map(|c| c.trace).unwrap_or_default();
-                let message = gpu_worker::Message::Prompt(Box::new(prompt));
-                let delivered = match self.addresses.ranks.get(rank.0 as usize) {
-                    Some(rank) => rank.worker.tell(trace, message).is_ok(),
-                    None => false,
-                };
-                if !delivered {
-                    self.drive_nested(context, Input::PromptUndelivered { attempt });
-                }
+                self.prompt(context, trace, rank, prompt);
             }
             Effect::Stop { rank, attempt } => {
-                if let Some(rank) = self.addresses.ranks.get(rank.0 as usize) {
-                    // A rank that is down runs nothing.
-                    let _ = rank.worker.tell(context.trace(), gpu_worker::Message::Stop(attempt));
+                if let Some(worker) = self.addresses.worker(rank) {
+                    // A rank that is down runs nothing; one that cannot be reached hears it by the round.
+                    let _ = worker.tell(context.trace(), gpu_worker::Message::Stop(attempt));
                 }
             }
             Effect::Placed { ticket, rank, attempt } => {
-                let node = Arc::clone(&self.node);
+                let seat = self.settings.seat_of_rank(rank);
+                let node = seat.map_or("unknown", |seat| self.settings.name_of(seat)).into();
                 self.send(ticket, StreamEvent::Placed(Placed { node, rank, attempt: attempt.0 }));
             }
             Effect::Tokens { ticket, tokens, cached_tokens } => {
@@ -128,6 +135,30 @@ impl Ingress {
                 self.send(ticket, StreamEvent::Failed(rejection));
                 self.clients.remove(&ticket);
             }
+        }
+    }
+
+    /// To the rank, wherever it is. Prompts to another node wait for its credit on their own.
+    fn prompt(&mut self, context: &mut Context<'_, Message>, trace: TraceContext, rank: RankId, prompt: Prompt) {
+        let attempt = prompt.attempt;
+        let message = gpu_worker::Message::Prompt(Box::new(prompt));
+        let here = self.settings.own_ranks().contains(&rank.0);
+        match self.addresses.worker(rank) {
+            Some(worker) if here => {
+                if worker.tell(trace, message).is_err() {
+                    self.drive_nested(context, Input::PromptUndelivered { attempt });
+                }
+            }
+            Some(worker) => {
+                let (worker, own) = (worker.clone(), context.address().clone());
+                tokio::spawn(async move {
+                    if let Err(error) = worker.send(trace, message).await {
+                        tracing::debug!(%error, "prompt not delivered");
+                        let _ = own.tell(trace, Message::Undelivered(attempt));
+                    }
+                });
+            }
+            None => self.drive_nested(context, Input::PromptUndelivered { attempt }),
         }
     }
 
@@ -266,6 +297,9 @@ impl Actor for Ingress {
                 self.drive(context, Input::Refused { attempt, rejection });
             }
             Message::NewCluster(incarnation) => self.drive(context, Input::NewCluster(incarnation)),
+            Message::Standstill(waits_for) => self.drive(context, Input::Standstill(waits_for)),
+            Message::Unreachable(ranks) => self.drive(context, Input::Unreachable(ranks)),
+            Message::Undelivered(attempt) => self.drive(context, Input::PromptUndelivered { attempt }),
             Message::Drain => self.drive(context, Input::Drain),
             Message::Open(reply) => reply.send(self.machine.open_len()),
             Message::Tick => {
@@ -292,6 +326,9 @@ impl Actor for Ingress {
             Message::Decided(_) => "decided",
             Message::Refused { .. } => "refused",
             Message::NewCluster(_) => "new_cluster",
+            Message::Standstill(_) => "standstill",
+            Message::Unreachable(_) => "unreachable",
+            Message::Undelivered(_) => "undelivered",
             Message::Drain => "drain",
             Message::Open(_) => "open",
             Message::Tick => "tick",

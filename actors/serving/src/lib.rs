@@ -10,39 +10,58 @@
 //!     └── control (one for all): router, queue
 //! ```
 //! A rank that fails starts over with an empty pool; its attempts are lost and their requests placed again. The router
-//! and the queue fail together and come back as a new cluster, to which the ingress announces every open request again.
-//! An ingress that fails takes them with it; each stream hands its request to the new one.
+//! and the queue fail together and come back as another life of this member, which takes the replica from the others, or
+//! founds a new cluster where there are none; the ingress announces every open request again. An ingress that fails takes
+//! them with it; each stream hands its request to the new one.
+//!
+//! Between nodes travel: contributions and changes of the view (queue to queue), prompts and stops (ingress to worker),
+//! frames (worker to ingress). Everything else stays on its node.
 //!
 //! Actors are thin: they own a core machine, feed it messages and perform its effects. Nothing here scores, sizes,
 //! hashes or compares.
 
 pub mod api;
 mod clock;
+mod cluster;
 mod gpu_worker;
 mod ingress;
 mod kv_manager;
 mod observer;
+mod outlet;
 mod queue;
 mod router;
 mod serving;
+mod settings;
 mod stream;
 mod wakeup;
 
+pub use cluster::{ClusterReport, MemberReport, MemberState};
 pub use observer::{IngressReport, NoObserver, Observer, RoundReport};
 pub use router::PlacementDebug;
-pub use serving::{Backends, Readiness, Serving, ServingError, Settings, SettingsError};
+pub use serving::{Backends, Readiness, Serving, ServingError};
+pub use settings::{MemberSettings, Settings, SettingsError};
 pub use stream::{Completion, TokenStream};
 
 use clock::Clock;
-use starling_actors::{Address, Node};
+use cluster::Health;
+use starling_actors::{Address, Carrier, Node};
+use starling_core::ids::RankId;
+use starling_core::view::Seat;
 use std::sync::Arc;
 
-/// Where the serving actors of a node are reached.
+/// Where the serving actors are reached: those of this node, and what other nodes let us reach.
 pub(crate) struct Addresses {
     pub(crate) queue: Address<queue::Message>,
     pub(crate) router: Address<router::Message>,
     pub(crate) ingress: Address<ingress::Message>,
+    /// The ranks of this node, in order.
     pub(crate) ranks: Vec<RankAddresses>,
+    /// Each member's queue, ahead of all else.
+    pub(crate) queues: Vec<Address<queue::Message>>,
+    /// Each member's ingress.
+    pub(crate) ingresses: Vec<Address<ingress::Message>>,
+    /// The workers of all ranks of the cluster, by id.
+    pub(crate) workers: Vec<Address<gpu_worker::Message>>,
 }
 
 #[derive(Clone)]
@@ -51,18 +70,54 @@ pub(crate) struct RankAddresses {
     pub(crate) worker: Address<gpu_worker::Message>,
 }
 
+fn worker_name(rank: u32) -> String {
+    format!("rank-{rank}/worker")
+}
+
 impl Addresses {
-    pub(crate) fn of(node: &Node, ranks: u32) -> Self {
+    pub(crate) fn of(node: &Node, settings: &Settings) -> Self {
         let rank = |index: u32| RankAddresses {
             kv: node.address(&format!("rank-{index}/kv")),
-            worker: node.address(&format!("rank-{index}/worker")),
+            worker: node.address(&worker_name(index)),
         };
+        let here = |seat: usize| seat == settings.me;
+        let members = || settings.members.iter().enumerate();
+        let queues = members().map(|(seat, member)| match here(seat) {
+            true => node.address("queue"),
+            false => node.remote(&member.name, "queue").over(Carrier::Rounds),
+        });
+        let ingresses = members().map(|(seat, member)| match here(seat) {
+            true => node.address("ingress"),
+            false => node.remote(&member.name, "ingress"),
+        });
+        let workers = members().flat_map(|(seat, member)| {
+            settings.ranks_of(Seat(seat as u32)).map(move |rank| match here(seat) {
+                true => node.address(&worker_name(rank)),
+                false => node.remote(&member.name, &worker_name(rank)),
+            })
+        });
         Self {
             queue: node.address("queue"),
             router: node.address("router"),
             ingress: node.address("ingress"),
-            ranks: (0..ranks).map(rank).collect(),
+            ranks: settings.own_ranks().map(rank).collect(),
+            queues: queues.collect(),
+            ingresses: ingresses.collect(),
+            workers: workers.collect(),
         }
+    }
+
+    /// Lets the other members reach what the protocol needs, and nothing else.
+    pub(crate) fn expose(node: &Node, settings: &Settings) {
+        if settings.members.len() > 1 {
+            node.expose::<queue::Message>("queue");
+            node.expose::<ingress::Message>("ingress");
+            settings.own_ranks().for_each(|rank| node.expose::<gpu_worker::Message>(&worker_name(rank)));
+        }
+    }
+
+    pub(crate) fn worker(&self, rank: RankId) -> Option<&Address<gpu_worker::Message>> {
+        self.workers.get(rank.0 as usize)
     }
 }
 
@@ -74,5 +129,5 @@ pub(crate) struct Surroundings {
     pub(crate) addresses: Arc<Addresses>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) clock: Clock,
-    pub(crate) pulse: Arc<serving::Pulse>,
+    pub(crate) health: Arc<Health>,
 }

@@ -1,75 +1,164 @@
-//! The waiting queue's actor, one a node: owns the round machine. Contributions in and out, completed rounds to the
-//! router.
+//! The waiting queue's actor, one a node: owns the machine of rounds and views. Contributions in and out, completed rounds
+//! and new views to the router.
 
 use crate::clock::Clock;
+use crate::cluster::{self, ClusterReport, Health, News, Pace, Watch};
 use crate::wakeup::Wakeup;
-use crate::{Addresses, Settings};
-use starling_actors::{Actor, ActorError, Context};
-use starling_core::ids::{ClusterId, Epoch, Incarnation, RankId, Round};
-use starling_core::round::{Applied, Effect, Entry, Input, Machine, Member, PrefixMatch, RankSnapshot, View};
+use crate::{Addresses, Settings, Surroundings};
+use serde::{Deserialize, Serialize};
+use starling_actors::{Actor, ActorError, Context, LinkEvent, NodeName, Reply};
+use starling_core::ids::{Incarnation, RankId, Round};
+use starling_core::replica::Snapshot;
+use starling_core::round::{Applied, Entry, Input, PrefixMatch, RankSnapshot};
+use starling_core::view::{self, Change, Effect, Machine, Seat};
 use std::sync::Arc;
 
-#[derive(Debug)]
+#[derive(Serialize, Deserialize)]
 pub enum Message {
+    /// From another member's queue.
+    Peer { from: Seat, message: Box<view::Message> },
+    // The rest is from this node only.
+    #[serde(skip)]
     Announce(Entry),
-    FromRank {
-        entry: Option<Entry>,
-        snapshot: RankSnapshot,
-    },
+    #[serde(skip)]
+    FromRank { entry: Option<Entry>, snapshot: RankSnapshot },
+    #[serde(skip)]
     Applied(Applied),
     /// From a local rank: what it could reuse of the requests that `round` named.
-    Matches {
-        round: Round,
-        matches: Vec<PrefixMatch>,
-    },
+    #[serde(skip)]
+    Matches { round: Round, matches: Vec<PrefixMatch> },
+    /// From the router: the replica's state, for members that join.
+    #[serde(skip)]
+    Donated { change: Change, to: Vec<Seat>, replica: Box<Snapshot> },
+    #[serde(skip)]
+    Link(LinkEvent),
+    #[serde(skip)]
     Draining,
+    #[serde(skip)]
+    Debug(Reply<ClusterReport>),
+    #[serde(skip)]
     Tick,
 }
 
 pub struct Queue {
     machine: Machine,
-    incarnation: Incarnation,
+    settings: Arc<Settings>,
     addresses: Arc<Addresses>,
+    health: Arc<Health>,
+    watch: Watch,
+    pace: Pace,
+    /// The ingress was told which life this is.
+    announced: bool,
     clock: Clock,
     wakeup: Wakeup,
-    effects: Vec<Effect>,
 }
 
 impl Queue {
-    /// A new life: a new incarnation, in a new cluster of one. Nothing of an earlier life is known to it, so nothing of
-    /// an earlier life may be taken for its own.
-    pub fn new(settings: &Settings, addresses: Arc<Addresses>, clock: Clock) -> Self {
-        let incarnation = draw_incarnation();
-        let ranks: Vec<RankId> = (0..settings.ranks).map(RankId).collect();
-        let view = View { epoch: Epoch(1), members: vec![Member { incarnation, ranks }], first_round: Round(1) };
-        let cluster = ClusterId(incarnation.0);
-        let machine = Machine::new(cluster, incarnation, view, settings.rounds.clone());
+    /// A new life, in no view: nothing of an earlier life is known to it, so nothing of an earlier life may be taken for its
+    /// own.
+    pub(crate) fn new(around: &Surroundings) -> Self {
+        let settings = Arc::clone(&around.settings);
+        let seating = settings.seating(draw_incarnation());
         Self {
-            machine: machine.expect("the view was made of this incarnation"),
-            incarnation,
-            addresses,
-            clock,
+            machine: Machine::new(seating, settings.rounds.clone(), around.clock.now_us()),
+            addresses: Arc::clone(&around.addresses),
+            health: Arc::clone(&around.health),
+            watch: Watch::new(settings.suspect_after_us),
+            pace: Pace::default(),
+            announced: false,
+            clock: around.clock,
             wakeup: Wakeup::default(),
-            effects: Vec::new(),
+            settings,
         }
     }
 
-    fn drive(&mut self, context: &mut Context<'_, Message>, input: Input) {
-        self.machine.handle(self.clock.now_us(), input, &mut self.effects);
-        for effect in self.effects.drain(..) {
-            match effect {
-                // The view has one member: there is nobody to send to before the mesh.
-                Effect::Send(_) => {}
-                Effect::Completed(merged) => {
-                    let round = crate::router::Message::Round(Box::new(merged));
-                    // The router restarts with this actor: a round it does not get is a round of an ended cluster.
-                    let _ = self.addresses.router.tell(context.trace(), round);
+    fn drive(&mut self, context: &mut Context<'_, Message>, input: view::Input) -> Result<(), ActorError> {
+        let mut effects = Vec::new();
+        self.machine.handle(self.clock.now_us(), input, &mut effects);
+        for effect in effects {
+            self.perform(context, effect)?;
+        }
+        self.tell_standstill(context);
+        let due = self.machine.poll_timeout().into_iter().chain(self.watch.due_us(&self.machine)).min();
+        self.wakeup.arm(context, &self.clock, due, Message::Tick);
+        Ok(())
+    }
+
+    fn perform(&mut self, context: &mut Context<'_, Message>, effect: Effect) -> Result<(), ActorError> {
+        match effect {
+            Effect::Send { to, message } => {
+                if let Some(queue) = self.addresses.queues.get(to.0 as usize) {
+                    let message = Message::Peer { from: self.settings.seat(), message };
+                    // What a link loses is sent again when it is up again.
+                    let _ = queue.tell(context.trace(), message);
                 }
-                Effect::Dropped(dropped) => tracing::warn!(?dropped, "input of a round not taken"),
+            }
+            Effect::Completed(merged) => {
+                self.pace.completed(self.clock.now_us(), merged.round.0);
+                let round = crate::router::Message::Round(Box::new(merged));
+                // The router restarts with this actor: a round it does not get is a round of an ended life.
+                let _ = self.addresses.router.tell(context.trace(), round);
+            }
+            Effect::Installed { cluster, view, replica } => {
+                tracing::info!(%cluster, epoch = %view.epoch, first_round = %view.first_round, "new view");
+                self.addresses.router.tell(context.trace(), crate::router::Message::Install { view, replica })?;
+                if !std::mem::replace(&mut self.announced, true) {
+                    let life = crate::ingress::Message::NewCluster(self.machine.incarnation());
+                    // An ingress that is just restarting restarts this actor after itself.
+                    let _ = self.addresses.ingress.tell(context.trace(), life);
+                }
+            }
+            Effect::Donate { change, to } => {
+                self.addresses.router.tell(context.trace(), crate::router::Message::Donate { change, to })?;
+            }
+            Effect::Left(left) => {
+                return Err(format!("this life has no place in the cluster any more: {left:?}").into());
+            }
+            Effect::Dropped(dropped) => tracing::debug!(?dropped, "input of a round not taken"),
+        }
+        Ok(())
+    }
+
+    fn tell_standstill(&mut self, context: &Context<'_, Message>) {
+        let Some(news) = self.watch.look(self.clock.now_us(), &self.machine) else { return };
+        let who = match news {
+            News::Moving => {
+                tracing::info!("rounds go on");
+                self.health.set(None);
+                None
+            }
+            News::Still { since_us, waits_for } => {
+                let names: Vec<String> = waits_for.iter().map(|seat| self.settings.name_of(*seat).to_owned()).collect();
+                tracing::warn!(waits_for = ?names, "no round completes");
+                let who = if names.is_empty() { "the other members".to_owned() } else { names.join(", ") };
+                self.health.set(Some((since_us, names)));
+                Some(who)
+            }
+        };
+        // An ingress that is down is told again: this actor restarts after it.
+        let _ = self.addresses.ingress.tell(context.trace(), crate::ingress::Message::Standstill(who));
+    }
+
+    fn link(&mut self, context: &mut Context<'_, Message>, event: LinkEvent) -> Result<(), ActorError> {
+        let seat = |name: &NodeName| self.settings.seat_of(name).filter(|seat| *seat != self.settings.seat());
+        match event {
+            LinkEvent::Up(peer) => {
+                let Some(seat) = seat(&peer.name) else { return Ok(()) };
+                tracing::info!(peer = %peer.name, "link up");
+                self.drive(context, view::Input::LinkUp(seat))
+            }
+            LinkEvent::Down(peer, reason) => {
+                let Some(seat) = seat(&peer.name) else { return Ok(()) };
+                tracing::warn!(peer = %peer.name, %reason, "link down");
+                let ranks = self.settings.ranks_of(seat).map(RankId).collect();
+                let _ = self.addresses.ingress.tell(context.trace(), crate::ingress::Message::Unreachable(ranks));
+                self.drive(context, view::Input::LinkDown(seat))
+            }
+            LinkEvent::Refused { peer, why } => {
+                tracing::error!(%peer, %why, "peer refused");
+                Ok(())
             }
         }
-        let due = self.machine.poll_timeout();
-        self.wakeup.arm(context, &self.clock, due, Message::Tick);
     }
 }
 
@@ -77,42 +166,52 @@ impl Actor for Queue {
     type Message = Message;
 
     fn started(&mut self, context: &mut Context<'_, Message>) -> Result<(), ActorError> {
-        tracing::info!(incarnation = self.incarnation.0, "new cluster of one member");
-        let view = self.machine.view().clone();
-        self.addresses.router.tell(context.trace(), crate::router::Message::Install(view))?;
-        for rank in &self.addresses.ranks {
-            // A rank that is just restarting has nothing of an earlier cluster to end.
-            let _ = rank.worker.tell(context.trace(), crate::gpu_worker::Message::NewCluster(self.incarnation));
-        }
-        // An ingress that is just restarting restarts this actor after itself.
-        let _ = self.addresses.ingress.tell(context.trace(), crate::ingress::Message::NewCluster(self.incarnation));
-        self.drive(context, Input::Tick);
-        Ok(())
+        tracing::info!(incarnation = %self.machine.incarnation(), "new life of this member");
+        context.node().subscribe_links(context.address(), Message::Link);
+        self.drive(context, view::Input::Round(Input::Tick))
     }
 
     fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         let input = match message {
-            Message::Announce(entry) => Input::Announce(entry),
-            Message::FromRank { entry, snapshot } => Input::FromRank { entry, snapshot },
-            Message::Applied(applied) => Input::Applied(applied),
-            Message::Matches { round, matches } => Input::Matches { round, matches },
-            Message::Draining => Input::Draining(true),
+            Message::Peer { from, message } if (from.0 as usize) < self.settings.members.len() => {
+                view::Input::Received { from, message }
+            }
+            Message::Peer { from, .. } => {
+                tracing::warn!(%from, "message of a member that is not in the list");
+                return Ok(());
+            }
+            Message::Announce(entry) => view::Input::Round(Input::Announce(entry)),
+            Message::FromRank { entry, snapshot } => view::Input::Round(Input::FromRank { entry, snapshot }),
+            Message::Applied(applied) => view::Input::Round(Input::Applied(applied)),
+            Message::Matches { round, matches } => view::Input::Round(Input::Matches { round, matches }),
+            Message::Donated { change, to, replica } => view::Input::Donated { change, to, replica },
+            Message::Link(event) => return self.link(context, event),
+            Message::Draining => view::Input::Round(Input::Draining(true)),
+            Message::Debug(reply) => {
+                let seen = (&self.watch, &self.pace);
+                let here = (context.node(), self.clock.now_us());
+                reply.send(cluster::report(&self.settings, &self.machine, seen, here));
+                return Ok(());
+            }
             Message::Tick => {
                 self.wakeup.fired();
-                Input::Tick
+                view::Input::Round(Input::Tick)
             }
         };
-        self.drive(context, input);
-        Ok(())
+        self.drive(context, input)
     }
 
     fn kind(message: &Message) -> &'static str {
         match message {
+            Message::Peer { .. } => "peer",
             Message::Announce(_) => "announce",
             Message::FromRank { .. } => "from_rank",
             Message::Applied(_) => "applied",
             Message::Matches { .. } => "matches",
+            Message::Donated { .. } => "donated",
+            Message::Link(_) => "link",
             Message::Draining => "draining",
+            Message::Debug(_) => "debug",
             Message::Tick => "tick",
         }
     }

@@ -1,13 +1,14 @@
 //! The router, one a node: owns the replica. Applies each completed round and hands its decisions to those they concern.
 
+use crate::cluster::Health;
 use crate::gpu_worker::RankReport;
 use crate::observer::{Observer, RoundReport};
-use crate::serving::Pulse;
-use crate::{Addresses, Settings, Surroundings, kv_manager};
+use crate::{Addresses, Settings, Surroundings, gpu_worker, kv_manager};
 use starling_actors::{Actor, ActorError, Context, Reply};
-use starling_core::ids::{AttemptKey, RankId, RequestKey, RequestNumber, Round};
-use starling_core::replica::{Decision, Replica};
+use starling_core::ids::{AttemptKey, Epoch, Incarnation, RankId, RequestKey, RequestNumber, Round};
+use starling_core::replica::{Decision, Replica, Snapshot};
 use starling_core::round::{Chain, Entry, Merged, RankSnapshot, View};
+use starling_core::view::{Change, Seat};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -16,8 +17,16 @@ use std::time::{Instant, SystemTime};
 const RECENT_PLACEMENTS: usize = 64;
 
 pub enum Message {
-    /// A new view in a new cluster: the replica starts empty.
-    Install(View),
+    /// A new view. With a state the replica starts from that; in the first view of a cluster it starts empty.
+    Install {
+        view: View,
+        replica: Option<Box<Snapshot>>,
+    },
+    /// Members that join want the replica's state.
+    Donate {
+        change: Change,
+        to: Vec<Seat>,
+    },
     Round(Box<Merged>),
     /// The rank is done with the attempt, or cannot run it.
     Finished {
@@ -71,10 +80,12 @@ struct Ledger {
 pub struct Router {
     settings: Arc<Settings>,
     replica: Option<Replica>,
+    /// Those of the view, by seat.
+    ingresses: Arc<[Incarnation]>,
     ledgers: Vec<Ledger>,
     addresses: Arc<Addresses>,
     observer: Arc<dyn Observer>,
-    pulse: Arc<Pulse>,
+    health: Arc<Health>,
     recent: VecDeque<Decision>,
     /// Block keys of requests that may be probed; not replica state.
     chains: BTreeMap<RequestKey, Chain>,
@@ -86,12 +97,76 @@ impl Router {
         Self {
             settings: Arc::clone(&around.settings),
             replica: None,
-            ledgers: (0..around.settings.ranks).map(ledger).collect(),
+            ingresses: Arc::default(),
+            ledgers: around.settings.own_ranks().map(ledger).collect(),
             addresses: Arc::clone(&around.addresses),
             observer: Arc::clone(&around.observer),
-            pulse: Arc::clone(&around.pulse),
+            health: Arc::clone(&around.health),
             recent: VecDeque::new(),
             chains: BTreeMap::new(),
+        }
+    }
+
+    /// The place of a rank of this node among its ledgers.
+    fn ledger(&mut self, rank: RankId) -> Option<&mut Ledger> {
+        let index = rank.0.checked_sub(self.settings.own_ranks().start)?;
+        self.ledgers.get_mut(index as usize)
+    }
+
+    fn install(
+        &mut self,
+        context: &Context<'_, Message>,
+        view: View,
+        snapshot: Option<Box<Snapshot>>,
+    ) -> Result<(), ActorError> {
+        let started = SystemTime::now();
+        let fresh = self.replica.is_none();
+        let mut replica = match (snapshot, self.replica.take()) {
+            (Some(snapshot), _) => Replica::restore(*snapshot, &self.settings.replica)?,
+            (None, Some(replica)) => replica,
+            (None, None) if view.epoch == Epoch(1) => Replica::new(view.clone(), self.settings.replica.clone()),
+            (None, None) => return Err(format!("no state for the view of {}", view.epoch).into()),
+        };
+        let mut decisions = Vec::new();
+        self.ingresses = view.members.iter().map(|member| member.incarnation).collect();
+        replica.install(view, &[], &mut decisions)?;
+        let (round, ready) = (replica.round(), replica.ready());
+        self.reconcile(context, &replica, fresh);
+        self.replica = Some(replica);
+        self.account(&decisions);
+        self.hand_out(context, Decided { round, decisions, started, ended: SystemTime::now() });
+        self.health.beat();
+        self.addresses.queue.tell(context.trace(), crate::queue::Message::Applied(ready))?;
+        Ok(())
+    }
+
+    /// Tells each local rank what the replica thinks it runs. A router that just began knows nothing of what its ranks lost
+    /// before; one that goes on heard of it.
+    fn reconcile(&mut self, context: &Context<'_, Message>, replica: &Replica, fresh: bool) {
+        for (index, rank) in self.settings.own_ranks().map(RankId).enumerate() {
+            let open = replica.open_on_rank(rank);
+            self.ledgers[index].open = open.iter().map(|(attempt, _)| *attempt).collect();
+            self.tell_view(context, index, (open, fresh));
+        }
+    }
+
+    fn tell_view(
+        &self,
+        context: &Context<'_, Message>,
+        index: usize,
+        (open, report_lost): (Vec<(AttemptKey, RequestNumber)>, bool),
+    ) {
+        let ingresses = Arc::clone(&self.ingresses);
+        let message = gpu_worker::Message::Reconcile { ingresses, open: open.into(), report_lost };
+        // A rank that is down says that it started when it is back.
+        let _ = self.addresses.ranks[index].worker.tell(context.trace(), message);
+    }
+
+    fn rank_started(&mut self, context: &Context<'_, Message>, rank: RankId) {
+        let attempts = self.replica.as_ref().map(|r| r.placed_on_rank(rank)).unwrap_or_default();
+        self.lost(context, rank, attempts);
+        if let Some(index) = rank.0.checked_sub(self.settings.own_ranks().start) {
+            self.tell_view(context, index as usize, (Vec::new(), false));
         }
     }
 
@@ -109,13 +184,13 @@ impl Router {
         };
         self.probe(context, merged, &decisions);
         self.observer.round(&report);
-        self.pulse.beat();
+        self.health.beat();
         let ended = SystemTime::now();
         if !decisions.is_empty() {
             self.account(&decisions);
             self.hand_out(context, Decided { round: merged.round, decisions, started, ended });
         }
-        for rank in 0..self.settings.ranks {
+        for rank in self.settings.own_ranks() {
             self.tell_queue(context, RankId(rank), None);
         }
         let applied = crate::queue::Message::Applied(applied);
@@ -154,7 +229,7 @@ impl Router {
         for decision in decisions {
             match decision {
                 Decision::Placed { attempt, rank, .. } => {
-                    if let Some(ledger) = self.ledgers.get_mut(rank.0 as usize) {
+                    if let Some(ledger) = self.ledger(*rank) {
                         ledger.open.insert(*attempt);
                     }
                     if self.recent.len() == RECENT_PLACEMENTS {
@@ -163,7 +238,7 @@ impl Router {
                     self.recent.push_back(decision.clone());
                 }
                 Decision::Stop { attempt, rank } => {
-                    if let Some(ledger) = self.ledgers.get_mut(rank.0 as usize) {
+                    if let Some(ledger) = self.ledger(*rank) {
                         ledger.open.remove(attempt);
                     }
                 }
@@ -177,8 +252,7 @@ impl Router {
 
     /// Ranks hear of a placement before the ingress does, so a prompt never comes before its placement.
     fn hand_out(&self, context: &Context<'_, Message>, decided: Decided) {
-        for (index, rank) in self.addresses.ranks.iter().enumerate() {
-            let id = RankId(index as u32);
+        for (id, rank) in self.settings.own_ranks().map(RankId).zip(&self.addresses.ranks) {
             let concerns = |d: &&Decision| match d {
                 Decision::Placed { rank, .. } | Decision::Stop { rank, .. } => *rank == id,
                 _ => false,
@@ -194,13 +268,12 @@ impl Router {
         let _ = self.addresses.ingress.tell(context.trace(), decided);
     }
 
-    fn tell_queue(&self, context: &Context<'_, Message>, rank: RankId, entry: Option<Entry>) {
-        let (Some(ledger), Some(replica)) = (self.ledgers.get(rank.0 as usize), &self.replica) else {
-            return;
-        };
+    fn tell_queue(&mut self, context: &Context<'_, Message>, rank: RankId, entry: Option<Entry>) {
+        let Some(counted) = self.replica.as_ref().map(Replica::round) else { return };
+        let Some(ledger) = self.ledger(rank) else { return };
         let snapshot = RankSnapshot {
             rank,
-            counted: replica.round(),
+            counted,
             active_requests: ledger.open.len() as u32,
             active_tokens: ledger.report.active_tokens,
             queued_prefill_tokens: ledger.report.queued_prefill_tokens,
@@ -220,7 +293,7 @@ impl Router {
         self.observer.lost(rank, attempts.len());
         tracing::warn!(%rank, attempts = attempts.len(), "attempts lost");
         for attempt in attempts {
-            if let Some(ledger) = self.ledgers.get_mut(rank.0 as usize) {
+            if let Some(ledger) = self.ledger(rank) {
                 ledger.open.remove(&attempt);
             }
             self.tell_queue(context, rank, Some(Entry::Lost(attempt)));
@@ -245,23 +318,25 @@ impl Actor for Router {
 
     fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         match message {
-            Message::Install(view) => {
-                self.replica = Some(Replica::new(view, self.settings.replica.clone()));
+            Message::Install { view, replica } => self.install(context, view, replica)?,
+            Message::Donate { change, to } => {
+                if let Some(replica) = &self.replica {
+                    let replica = Box::new(replica.snapshot());
+                    let donated = crate::queue::Message::Donated { change, to, replica };
+                    let _ = self.addresses.queue.tell(context.trace(), donated);
+                }
             }
             Message::Round(merged) => self.round(context, &merged)?,
             Message::Finished { rank, attempt } => {
-                let known = self.ledgers.get_mut(rank.0 as usize).is_some_and(|l| l.open.remove(&attempt));
+                let known = self.ledger(rank).is_some_and(|ledger| ledger.open.remove(&attempt));
                 if known {
                     self.tell_queue(context, rank, Some(Entry::Finished(attempt)));
                 }
             }
             Message::Lost { rank, attempts } => self.lost(context, rank, attempts),
-            Message::RankStarted(rank) => {
-                let attempts = self.replica.as_ref().map(|r| r.placed_on_rank(rank)).unwrap_or_default();
-                self.lost(context, rank, attempts);
-            }
+            Message::RankStarted(rank) => self.rank_started(context, rank),
             Message::Report { rank, report } => {
-                if let Some(ledger) = self.ledgers.get_mut(rank.0 as usize) {
+                if let Some(ledger) = self.ledger(rank) {
                     ledger.report = report;
                 }
             }
@@ -272,7 +347,8 @@ impl Actor for Router {
 
     fn kind(message: &Message) -> &'static str {
         match message {
-            Message::Install(_) => "install",
+            Message::Install { .. } => "install",
+            Message::Donate { .. } => "donate",
             Message::Round(_) => "round",
             Message::Finished { .. } => "finished",
             Message::Lost { .. } => "lost",

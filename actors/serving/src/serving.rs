@@ -1,20 +1,21 @@
-//! The tree, its settings, and the handle that the rest of the node holds.
+//! The tree, and the handle that the rest of the node holds.
 
 use crate::api::Submission;
 use crate::clock::Clock;
+use crate::cluster::{ClusterReport, Health};
 use crate::gpu_worker::GpuWorker;
 use crate::ingress::Ingress;
 use crate::kv_manager::KvManager;
 use crate::observer::Observer;
 use crate::queue::Queue;
 use crate::router::{PlacementDebug, Router};
+use crate::settings::{Settings, SettingsError};
 use crate::stream::TokenStream;
 use crate::{Addresses, Surroundings, ingress, queue, router};
 use starling_actors::{
     ActorError, ActorSpec, AskError, Node, StartError, Strategy, SupervisorSpec, TraceContext, Tree, TreeExit,
 };
 use starling_core::ids::RankId;
-use starling_core::{batch, ingress as core_ingress, placement, replica, round};
 use starling_gpu::Backend;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,73 +37,6 @@ where
     }
 }
 
-/// Everything the actors need to know. All limits are in here.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The node's name, as clients see it.
-    pub node: Arc<str>,
-    pub ranks: u32,
-    /// Prompt and generated tokens of a sequence, at most.
-    pub context_tokens_max: u32,
-    /// A placed attempt whose prompt does not come for this long is lost.
-    pub prompt_wait_us: u64,
-    pub batch: batch::Config,
-    pub replica: replica::Config,
-    pub rounds: round::Config,
-    pub ingress: core_ingress::Config,
-}
-
-/// Settings that cannot work.
-#[derive(Debug, thiserror::Error)]
-pub enum SettingsError {
-    #[error("a node needs a rank (ranks 0)")]
-    NoRanks,
-    #[error("a rank holds no requests (cap 0)")]
-    NoCap,
-    #[error(transparent)]
-    Batch(#[from] batch::ConfigError),
-    #[error(transparent)]
-    Placement(#[from] placement::ConfigError),
-    #[error(
-        "a sequence may have {context} tokens; a rank's KV pool holds {pool} (blocks {blocks} of {block_tokens} tokens)"
-    )]
-    PoolTooSmall { context: u32, pool: u64, blocks: u32, block_tokens: u32 },
-}
-
-impl Settings {
-    /// The ingress' bounds, with what the placement policy asks of arrivals.
-    pub(crate) fn ingress_config(&self) -> core_ingress::Config {
-        let probes = self.replica.placement.policy == placement::Policy::KvAware;
-        core_ingress::Config {
-            probe_block_tokens: probes.then_some(self.batch.pool.block_tokens),
-            ..self.ingress.clone()
-        }
-    }
-
-    /// # Errors
-    /// The first setting that cannot work, with its value.
-    pub fn validate(&self) -> Result<(), SettingsError> {
-        if self.ranks == 0 {
-            return Err(SettingsError::NoRanks);
-        }
-        if self.replica.cap == 0 {
-            return Err(SettingsError::NoCap);
-        }
-        batch::Batch::new(self.batch)?;
-        self.replica.placement.validate()?;
-        let pool = u64::from(self.batch.pool.blocks) * u64::from(self.batch.pool.block_tokens);
-        if pool < u64::from(self.context_tokens_max) {
-            return Err(SettingsError::PoolTooSmall {
-                context: self.context_tokens_max,
-                pool,
-                blocks: self.batch.pool.blocks,
-                block_tokens: self.batch.pool.block_tokens,
-            });
-        }
-        Ok(())
-    }
-}
-
 /// Why the serving tree did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
@@ -118,13 +52,13 @@ pub struct Readiness {
     /// Actors that do not run.
     pub down: Vec<String>,
     pub draining: bool,
-    /// Since the newest round, if that is longer than rounds may take.
-    pub stalled: Option<Duration>,
+    /// No round completes: for how long, and which members it waits for.
+    pub standstill: Option<(Duration, Vec<String>)>,
 }
 
 impl Readiness {
     pub fn is_ready(&self) -> bool {
-        self.down.is_empty() && !self.draining && self.stalled.is_none()
+        self.down.is_empty() && !self.draining && self.standstill.is_none()
     }
 }
 
@@ -137,33 +71,12 @@ pub struct Serving {
     tickets: Arc<AtomicU64>,
     draining: Arc<AtomicBool>,
     stopped: Arc<AtomicBool>,
-    pulse: Arc<Pulse>,
-}
-
-/// When the router applied its newest round.
-#[derive(Debug)]
-pub(crate) struct Pulse {
-    clock: Clock,
-    applied_us: AtomicU64,
-}
-
-impl Pulse {
-    pub(crate) fn beat(&self) {
-        self.applied_us.store(self.clock.now_us(), Ordering::Relaxed);
-    }
-
-    fn age(&self) -> Duration {
-        let applied_us = self.applied_us.load(Ordering::Relaxed);
-        Duration::from_micros(self.clock.now_us().saturating_sub(applied_us))
-    }
+    health: Arc<Health>,
 }
 
 /// Restarts of one actor or rank within a minute before its supervisor gives up and its own supervisor decides.
 const RESTARTS_MAX: u32 = 20;
 const RESTARTS_WINDOW: Duration = Duration::from_secs(60);
-
-/// Rounds follow each other by the heartbeat at least (200 ms by default); a machine that is this late serves nobody.
-const ROUND_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// How long an actor's answer to the node is waited for.
 const ASK_DEADLINE: Duration = Duration::from_secs(5);
@@ -180,11 +93,12 @@ impl Serving {
         observer: Arc<dyn Observer>,
     ) -> Result<Self, ServingError> {
         settings.validate()?;
-        let addresses = Arc::new(Addresses::of(node, settings.ranks));
+        let addresses = Arc::new(Addresses::of(node, &settings));
+        Addresses::expose(node, &settings);
         let clock = Clock::start();
-        let pulse = Arc::new(Pulse { clock, applied_us: AtomicU64::new(0) });
+        let health = Arc::new(Health::new(clock, settings.suspect_after_us));
         let around = Surroundings {
-            pulse: Arc::clone(&pulse),
+            health: Arc::clone(&health),
             settings: Arc::new(settings),
             backends,
             addresses: Arc::clone(&addresses),
@@ -199,7 +113,7 @@ impl Serving {
             tickets: Arc::new(AtomicU64::new(1)),
             draining: Arc::default(),
             stopped: Arc::default(),
-            pulse,
+            health,
         })
     }
 
@@ -224,8 +138,7 @@ impl Serving {
             see(rank.kv.name(), rank.kv.is_running());
             see(rank.worker.name(), rank.worker.is_running());
         }
-        let stalled = Some(self.pulse.age()).filter(|age| *age > ROUND_AGE_MAX);
-        Readiness { down, draining: self.draining.load(Ordering::Relaxed), stalled }
+        Readiness { down, draining: self.draining.load(Ordering::Relaxed), standstill: self.health.standstill() }
     }
 
     /// The newest placements with their terms.
@@ -234,6 +147,14 @@ impl Serving {
     /// The router does not answer.
     pub async fn placement_debug(&self) -> Result<PlacementDebug, AskError> {
         self.addresses.router.ask(TraceContext::default(), ASK_DEADLINE, router::Message::Debug).await
+    }
+
+    /// The members as this node sees them.
+    ///
+    /// # Errors
+    /// The queue does not answer.
+    pub async fn cluster_report(&self) -> Result<ClusterReport, AskError> {
+        self.addresses.queue.ask(TraceContext::default(), ASK_DEADLINE, queue::Message::Debug).await
     }
 
     /// Requests that are not ended.
@@ -281,7 +202,7 @@ impl Serving {
 /// The supervision tree; see the crate's documentation.
 fn tree(around: &Surroundings) -> SupervisorSpec {
     let mut ranks = SupervisorSpec::new("ranks", Strategy::OneForOne).intensity(RESTARTS_MAX, RESTARTS_WINDOW);
-    for index in 0..around.settings.ranks {
+    for index in around.settings.own_ranks() {
         ranks = ranks.child(rank(around, RankId(index)));
     }
     let control = SupervisorSpec::new("control", Strategy::OneForAll)
@@ -292,13 +213,13 @@ fn tree(around: &Surroundings) -> SupervisorSpec {
         }))
         .child(ActorSpec::new("queue", {
             let a = around.clone();
-            move || Queue::new(&a.settings, Arc::clone(&a.addresses), a.clock)
+            move || Queue::new(&a)
         }));
     let front = SupervisorSpec::new("front", Strategy::RestForOne)
         .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
         .child(ActorSpec::new("ingress", {
             let a = around.clone();
-            move || Ingress::new(&a.settings, Arc::clone(&a.addresses), Arc::clone(&a.observer), a.clock)
+            move || Ingress::new(Arc::clone(&a.settings), Arc::clone(&a.addresses), Arc::clone(&a.observer), a.clock)
         }))
         .child(control);
     SupervisorSpec::new("serving", Strategy::OneForOne)
@@ -308,7 +229,7 @@ fn tree(around: &Surroundings) -> SupervisorSpec {
 }
 
 fn rank(around: &Surroundings, rank: RankId) -> SupervisorSpec {
-    let own = around.addresses.ranks[rank.0 as usize].clone();
+    let own = around.addresses.ranks[(rank.0 - around.settings.own_ranks().start) as usize].clone();
     let kv = ActorSpec::new(own.kv.name().to_owned(), {
         let (a, own) = (around.clone(), own.clone());
         move || KvManager::new(&a, rank, own.clone()).expect("settings were validated")

@@ -1,14 +1,14 @@
 //! The serving actors as a whole: a backend that computes tokens from what its pages really hold, actors that are
 //! killed under load, and streams that must not lose or repeat a token.
 
-use starling_actors::{ActorError, Node, TraceContext};
+use starling_actors::{ActorError, Node, NodeName, TraceContext};
 use starling_core::ids::{ConversationKey, RankId, TokenId};
 use starling_core::request::{Finish, Generation};
 use starling_core::step::{Sampled, Step};
 use starling_core::{batch, ingress, kv, placement, rejection::Rejection, replica, round};
 use starling_gpu::{Backend, StepError};
 use starling_serving::api::{StreamEvent, Submission};
-use starling_serving::{Backends, NoObserver, Observer, Serving, Settings, TokenStream};
+use starling_serving::{Backends, MemberSettings, NoObserver, Observer, Serving, Settings, TokenStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,8 +21,9 @@ const BLOCK_TOKENS: u32 = 4;
 fn settings(ranks: u32, blocks: u32) -> Settings {
     let kv = kv::Config { blocks, block_tokens: BLOCK_TOKENS };
     Settings {
-        node: Arc::from("here"),
-        ranks,
+        members: vec![MemberSettings { name: NodeName::new("here").expect("a name"), ranks }],
+        me: 0,
+        suspect_after_us: 2_000_000,
         context_tokens_max: 256,
         prompt_wait_us: 5_000_000,
         batch: batch::Config { step_tokens_max: 32, sequences_max: 8, pool: kv },
@@ -428,7 +429,7 @@ async fn settings_that_cannot_work_are_refused_with_their_values() {
         Arc::new(|_: RankId| -> Result<Box<dyn Backend>, ActorError> { Err("no device".into()) });
     let observer: Arc<dyn Observer> = Arc::new(NoObserver);
     for (settings, text) in [
-        (settings(0, 80), "a node needs a rank (ranks 0)"),
+        (settings(0, 80), "member here has no rank (ranks 0)"),
         (settings(1, 0), "KV pool has no blocks (blocks 0)"),
         (settings(1, 10), "a sequence may have 256 tokens; a rank's KV pool holds 40 (blocks 10 of 4 tokens)"),
         (settings(1, 80), "no device"),

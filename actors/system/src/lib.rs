@@ -24,6 +24,7 @@ pub use hook::{AttributeValue, Hook, NoHook, SpanRecord};
 pub use node::Node;
 pub use remote::{Dropped, LinkEvent, LinkStats, RemoteLimits};
 pub use spec::{ActorSpec, Backoff, ChildSpec, Intensity, Restart, Strategy, SupervisorSpec};
+pub use starling_transport::{DownReason, NodeName, NodeNameError, Peer};
 pub use trace::{TraceContext, TraceparentError};
 pub use tree::{StartError, StopOutcome, Tree, TreeExit};
 

@@ -10,8 +10,8 @@
 //! - I3: produced tokens never exceed `max_new_tokens`.
 
 use crate::admission::HEAD_TOKENS;
-use crate::batch::Frame;
-use crate::ids::{Attempt, AttemptKey, ConversationKey, Incarnation, RankId, RequestKey, TokenId};
+use crate::batch::{Frame, Sequence};
+use crate::ids::{Attempt, AttemptKey, ConversationKey, Incarnation, RankId, RequestKey, RequestNumber, TokenId};
 use crate::kv::identity::{Scope, truncated_chain};
 use crate::rejection::Rejection;
 use crate::request::{Finish, Generation};
@@ -31,8 +31,10 @@ pub struct Config {
     pub announced_requests_max: u32,
     pub backlog_requests_max: u32,
     pub backlog_tokens_max: u64,
-    /// A request that stays in the backlog for longer is refused.
+    /// A request that stays in the backlog for longer is refused; one that was announced too, while the cluster stands still.
     pub announce_wait_us: u64,
+    /// A stream whose rank is gone ends after this time, while the cluster stands still.
+    pub stream_wait_us: u64,
     /// Set where the routing policy asks ranks for prefix matches: arrivals then carry the prompt's block keys, of blocks
     /// of this many tokens, and its first tokens.
     pub probe_block_tokens: Option<u32>,
@@ -46,6 +48,7 @@ impl Default for Config {
             backlog_requests_max: 8192,
             backlog_tokens_max: 64 << 20,
             announce_wait_us: 2_000_000,
+            stream_wait_us: 30_000_000,
             probe_block_tokens: None,
         }
     }
@@ -97,6 +100,10 @@ pub enum Input {
     },
     /// The node is in a new cluster: every open request is announced again.
     NewCluster(Incarnation),
+    /// Whether rounds complete; if not, whom they wait for.
+    Standstill(Option<String>),
+    /// The node of these ranks cannot be reached: what ran there goes on elsewhere, or there from the tokens held here.
+    Unreachable(Vec<RankId>),
     /// No new submissions.
     Drain,
     Tick,
@@ -112,6 +119,22 @@ pub struct Prompt {
     pub produced: u32,
     pub generation: Generation,
     pub tenant: u64,
+}
+
+impl Prompt {
+    /// What the rank's planner runs.
+    pub fn into_sequence(self, number: RequestNumber, context_tokens_max: u32) -> Sequence {
+        Sequence {
+            attempt: self.attempt,
+            number,
+            child: 0,
+            scope: Scope { tenant: self.tenant, adapter: None },
+            tokens: self.tokens,
+            produced_before: self.produced,
+            generation: self.generation,
+            context_tokens_max,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -163,6 +186,7 @@ enum State {
     /// The attempt failed; the request was resumed and waits for the next one.
     Sealed {
         attempt: Attempt,
+        since_us: u64,
     },
 }
 
@@ -210,6 +234,8 @@ pub struct Machine {
     backlog_tokens: u64,
     announced: u32,
     draining: bool,
+    /// No round completes: since when, and whom it waits for.
+    standstill: Option<(u64, String)>,
     counts: Counts,
 }
 
@@ -224,6 +250,7 @@ impl Machine {
             backlog_tokens: 0,
             announced: 0,
             draining: false,
+            standstill: None,
             counts: Counts::default(),
         }
     }
@@ -231,10 +258,9 @@ impl Machine {
     pub fn handle(&mut self, now_us: u64, input: Input, out: &mut Vec<Effect>) {
         match input {
             Input::Submit(submission) => self.submit(now_us, *submission, out),
-            Input::Frame(frame) => self.frame(frame, out),
+            Input::Frame(frame) => self.frame(now_us, frame, out),
             Input::Placed { attempt, rank } => self.placed(attempt, rank, out),
-            Input::Seal { attempt } => self.seal(attempt, out),
-            Input::PromptUndelivered { attempt } => self.seal(attempt, out),
+            Input::Seal { attempt } | Input::PromptUndelivered { attempt } => self.seal(now_us, attempt, out),
             Input::Rejected { key, rejection } => {
                 if let Some(ticket) = self.ticket(key) {
                     self.close(ticket);
@@ -245,6 +271,11 @@ impl Machine {
             Input::Cancel(ticket) => self.leave(ticket, Entry::Cancel, out),
             Input::Finish(ticket) => self.leave(ticket, Entry::Ended, out),
             Input::NewCluster(incarnation) => self.new_cluster(incarnation, out),
+            Input::Standstill(waits_for) => {
+                let since_us = self.standstill.as_ref().map_or(now_us, |(since_us, _)| *since_us);
+                self.standstill = waits_for.map(|who| (since_us, who));
+            }
+            Input::Unreachable(ranks) => self.unreachable(now_us, &ranks, out),
             Input::Drain => self.draining = true,
             Input::Tick => {}
         }
@@ -252,12 +283,28 @@ impl Machine {
         self.announce_backlog(out);
     }
 
-    /// When the oldest request of the backlog must be refused.
+    /// When the next request must be refused: the oldest of the backlog, or what waits while the cluster stands still.
     pub fn poll_timeout(&self) -> Option<u64> {
+        let waiting =
+            self.standstill.iter().flat_map(|_| self.open.values()).filter_map(|open| self.due_us(&open.state));
+        self.backlog_due_us().into_iter().chain(waiting).min()
+    }
+
+    fn backlog_due_us(&self) -> Option<u64> {
         self.backlog.iter().find_map(|ticket| match self.open.get(ticket)?.state {
             State::Backlog { since_us } => Some(since_us + self.config.announce_wait_us),
             _ => None,
         })
+    }
+
+    /// When a request that waits for a round is given up, if none completes.
+    fn due_us(&self, state: &State) -> Option<u64> {
+        let (still_us, _) = self.standstill.as_ref()?;
+        match state {
+            State::Announced => Some(still_us + self.config.announce_wait_us),
+            State::Sealed { since_us, .. } => Some(still_us.max(since_us) + self.config.stream_wait_us),
+            State::Backlog { .. } | State::Placed { .. } => None,
+        }
     }
 
     pub fn open_len(&self) -> usize {
@@ -303,6 +350,9 @@ impl Machine {
         if submission.prompt.is_empty() {
             return Err(Rejection::EmptyPrompt);
         }
+        if let Some((_, waits_for)) = &self.standstill {
+            return Err(Rejection::Standstill { waits_for: waits_for.clone() });
+        }
         if self.open.contains_key(&submission.ticket) {
             return Err(Rejection::DuplicateRequest { key: self.key(submission.ticket) });
         }
@@ -320,6 +370,7 @@ impl Machine {
 
     fn announce_backlog(&mut self, out: &mut Vec<Effect>) {
         while self.me.is_some()
+            && self.standstill.is_none()
             && self.announced < self.config.announced_requests_max
             && let Some(ticket) = self.backlog.pop_front()
         {
@@ -333,9 +384,10 @@ impl Machine {
         }
     }
 
-    /// Only the front can be overdue: the backlog is in order of arrival.
+    /// Of the backlog only the front can be overdue: it is in order of arrival.
     fn expire(&mut self, now_us: u64, out: &mut Vec<Effect>) {
-        while self.poll_timeout().is_some_and(|due| due <= now_us)
+        self.give_up(now_us, out);
+        while self.backlog_due_us().is_some_and(|due| due <= now_us)
             && let Some(ticket) = self.backlog.front().copied()
         {
             self.close(ticket);
@@ -344,12 +396,37 @@ impl Machine {
         }
     }
 
+    /// Ends what has waited for a round for too long; a round that completes later hears that it is gone.
+    fn give_up(&mut self, now_us: u64, out: &mut Vec<Effect>) {
+        let Some((_, waits_for)) = &self.standstill else { return };
+        let rejection = Rejection::Standstill { waits_for: waits_for.clone() };
+        let overdue = |open: &Open| self.due_us(&open.state).is_some_and(|due| due <= now_us);
+        let late: Vec<Ticket> = self.open.iter().filter(|(_, open)| overdue(open)).map(|(ticket, _)| *ticket).collect();
+        for ticket in late {
+            self.leave(ticket, Entry::Cancel, out);
+            out.push(Effect::Failed { ticket, rejection: rejection.clone() });
+        }
+    }
+
+    fn unreachable(&mut self, now_us: u64, ranks: &[RankId], out: &mut Vec<Effect>) {
+        let lost = |(ticket, open): (&Ticket, &Open)| match open.state {
+            State::Placed { rank, attempt } if ranks.contains(&rank) => {
+                Some(AttemptKey { key: self.key(*ticket), attempt })
+            }
+            _ => None,
+        };
+        let lost: Vec<AttemptKey> = self.open.iter().filter_map(lost).collect();
+        for attempt in lost {
+            self.seal(now_us, attempt, out);
+        }
+    }
+
     fn placed(&mut self, attempt: AttemptKey, rank: RankId, out: &mut Vec<Effect>) {
         let Some(ticket) = self.ticket(attempt.key) else { return };
         let Some(open) = self.open.get_mut(&ticket) else { return };
         match open.state {
             State::Announced => self.announced -= 1,
-            State::Placed { attempt: known, .. } | State::Sealed { attempt: known } if known < attempt.attempt => {}
+            State::Placed { attempt: known, .. } | State::Sealed { attempt: known, .. } if known < attempt.attempt => {}
             // Never announced in this cluster, or an attempt that is over.
             State::Backlog { .. } | State::Placed { .. } | State::Sealed { .. } => return,
         }
@@ -367,7 +444,7 @@ impl Machine {
         out.push(Effect::Prompt { ticket, rank, prompt });
     }
 
-    fn frame(&mut self, mut frame: Frame, out: &mut Vec<Effect>) {
+    fn frame(&mut self, now_us: u64, mut frame: Frame, out: &mut Vec<Effect>) {
         let ticket = self.ticket(frame.attempt.key);
         let current =
             |open: &&mut Open| matches!(open.state, State::Placed { attempt, .. } if attempt == frame.attempt.attempt);
@@ -380,7 +457,7 @@ impl Machine {
         let first = u64::from(frame.first_position);
         if first > held {
             self.counts.frames_with_gap += 1;
-            self.seal(frame.attempt, out);
+            self.seal(now_us, frame.attempt, out);
             return;
         }
         let overlap = ((held - first) as usize).min(frame.tokens.len());
@@ -415,7 +492,7 @@ impl Machine {
     }
 
     /// Takes no more of the attempt's frames and asks for another, from the tokens held.
-    fn seal(&mut self, attempt: AttemptKey, out: &mut Vec<Effect>) {
+    fn seal(&mut self, now_us: u64, attempt: AttemptKey, out: &mut Vec<Effect>) {
         let Some(ticket) = self.ticket(attempt.key) else { return };
         let Some(open) = self.open.get_mut(&ticket) else { return };
         if !matches!(open.state, State::Placed { attempt: current, .. } if current == attempt.attempt) {
@@ -425,7 +502,7 @@ impl Machine {
             self.end(ticket, finish, out);
             return;
         }
-        open.state = State::Sealed { attempt: attempt.attempt };
+        open.state = State::Sealed { attempt: attempt.attempt, since_us: now_us };
         self.counts.resumed += 1;
         let produced = open.submission.produced.len() as u32;
         out.push(Effect::Announce(Entry::Resume { key: attempt.key, attempt: attempt.attempt, produced }));

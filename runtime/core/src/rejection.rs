@@ -11,6 +11,9 @@ pub enum Rejection {
     BacklogTokensFull { tokens: u64, limit: u64 },
     #[error("not announced within {waited_ms} ms")]
     AnnounceTimeout { waited_ms: u64 },
+    /// No round completes, so nothing new can be placed.
+    #[error("cluster stands still: it waits for {waits_for}")]
+    Standstill { waits_for: String },
     #[error("node is draining")]
     Draining,
     #[error("prompt has {tokens} tokens; at most {limit} fit the context with one token to generate")]
@@ -40,6 +43,7 @@ impl Rejection {
             Self::BacklogFull { .. } => "backlog_full",
             Self::BacklogTokensFull { .. } => "backlog_tokens_full",
             Self::AnnounceTimeout { .. } => "announce_timeout",
+            Self::Standstill { .. } => "standstill",
             Self::Draining => "draining",
             Self::PromptTooLong { .. } => "prompt_too_long",
             Self::TooLargeForRank { .. } => "too_large_for_rank",
@@ -60,6 +64,7 @@ impl Rejection {
             | Self::BacklogTokensFull { .. }
             | Self::AnnounceTimeout { .. }
             | Self::RankFailed => Some(1_000),
+            Self::Standstill { .. } => Some(2_000),
             Self::Draining | Self::ShuttingDown => Some(5_000),
             Self::PromptTooLong { .. }
             | Self::TooLargeForRank { .. }

@@ -609,6 +609,13 @@ impl Replica {
         placed.map(|r| AttemptKey { key: r.key, attempt: r.attempt }).collect()
     }
 
+    /// Attempts that count as open on `rank`, with their requests' numbers: what its node must run or expect.
+    pub fn open_on_rank(&self, rank: RankId) -> Vec<(AttemptKey, RequestNumber)> {
+        let open = |r: &&Request| matches!(r.state, State::Placed { rank: on, .. } if on == rank);
+        let keyed = |r: &Request| (AttemptKey { key: r.key, attempt: r.attempt }, r.number);
+        self.requests.iter().filter(open).map(keyed).collect()
+    }
+
     pub fn waiting_len(&self) -> usize {
         self.queue.len()
     }

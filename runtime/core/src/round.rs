@@ -162,6 +162,7 @@ pub struct Machine {
     ranks: Vec<RankSnapshot>,
     /// Prefix matches for the next contribution, and how long it waits for more.
     matches: Vec<PrefixMatch>,
+    ranks_matched: usize,
     probe: Option<Probe>,
     draining: bool,
     /// R5: a change of the view is under way.
@@ -201,6 +202,7 @@ impl Machine {
             next_seq: 1,
             ranks: Vec::new(),
             matches: Vec::new(),
+            ranks_matched: 0,
             probe: None,
             draining: false,
             clock_offset_us: 0,
@@ -225,6 +227,7 @@ impl Machine {
             Input::Matches { round, matches } => {
                 if round == self.completed && !self.mine_is_out() {
                     self.matches.extend(matches);
+                    self.ranks_matched += 1;
                     self.probe = self.probe.filter(|p| p.open > 1).map(|p| Probe { open: p.open - 1, ..p });
                 } else {
                     out.push(Effect::Dropped(Dropped::LateMatches(round)));
@@ -238,11 +241,10 @@ impl Machine {
             Input::Applied(applied) if applied.round == self.completed && self.applied.is_none() => {
                 self.applied = Some(applied);
                 let mine = self.view.members.iter().find(|m| m.incarnation == self.me);
-                self.matches.clear();
-                self.probe = applied.probing.then(|| Probe {
-                    open: mine.map_or(0, |m| m.ranks.len()),
-                    until_us: now_us + self.config.probe_us_max,
-                });
+                // A rank may have answered before the replica was through.
+                let open = mine.map_or(0, |m| m.ranks.len()).saturating_sub(self.ranks_matched);
+                let until_us = now_us.saturating_add(self.config.probe_us_max);
+                self.probe = (applied.probing && open > 0).then_some(Probe { open, until_us });
             }
             Input::Applied(applied) => out.push(Effect::Dropped(Dropped::UnexpectedApplied(applied.round))),
             Input::Draining(draining) => self.draining = draining,
@@ -288,6 +290,7 @@ impl Machine {
         self.applied = None;
         self.last = None;
         self.matches.clear();
+        self.ranks_matched = 0;
         self.probe = None;
         self.contributed_at_us = None;
         true
@@ -462,6 +465,8 @@ impl Machine {
         self.outbox.drain(..carried.min(self.outbox.len()));
         self.completed = merged.round;
         self.applied = None;
+        self.matches.clear();
+        self.ranks_matched = 0;
         self.last = (self.view.members.len() > 1).then(|| merged.clone());
         out.push(Effect::Completed(merged));
     }

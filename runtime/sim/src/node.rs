@@ -131,7 +131,7 @@ impl Simulation {
             replica,
             incarnation: 1,
             ledgers: vec![BTreeSet::new(); scenario.ranks as usize],
-            ranks: (0..scenario.ranks).map(|_| Rank::new(config, 0)).collect(),
+            ranks: (0..scenario.ranks).map(|_| Rank::new(config, 0, CONTEXT_TOKENS)).collect(),
             steps: BTreeMap::new(),
             clients: BTreeMap::new(),
             faults: true,
@@ -202,7 +202,7 @@ impl Simulation {
             Event::Decided(rank, life, decisions) => self.decided(rank, life, decisions),
             Event::Prompt(rank, prompt) => {
                 let mut out = Vec::new();
-                self.ranks[rank.0 as usize].prompt(self.now_us, *prompt, CONTEXT_TOKENS, &mut out);
+                self.ranks[rank.0 as usize].prompt(self.now_us, *prompt, &mut out);
                 self.carry_on(rank, out);
             }
             Event::Stop(rank, attempt) => {
@@ -375,7 +375,7 @@ impl Simulation {
             match decision {
                 // What was said to an earlier life was lost with it.
                 Decision::Placed { attempt, number, .. } if of_rank.life == life => {
-                    of_rank.placed(attempt, number, now_us);
+                    of_rank.placed(now_us, attempt, number, &mut out);
                 }
                 Decision::Stop { attempt, .. } => of_rank.stop(now_us, attempt, &mut out),
                 _ => {}
@@ -430,7 +430,7 @@ impl Simulation {
     fn tick(&mut self) {
         self.feed_queue(round::Input::Tick);
         for rank in 0..self.scenario.ranks {
-            let late = self.ranks[rank as usize].expected.overdue(self.now_us, PROMPT_WAIT_US);
+            let late = self.ranks[rank as usize].expected.overdue(self.now_us, PROMPT_WAIT_US).lost;
             self.lost(RankId(rank), late);
         }
     }
@@ -482,7 +482,7 @@ impl Simulation {
         for rank in 0..self.scenario.ranks {
             let now_us = self.now_us;
             let of_rank = &mut self.ranks[rank as usize];
-            of_rank.expected.clear();
+            of_rank.expected.retain(|_| false);
             let others: Vec<AttemptKey> = of_rank.batch.attempts().filter(|a| a.key.ingress != me).collect();
             let mut out = Vec::new();
             for attempt in others {

@@ -4,9 +4,8 @@ use starling_core::batch::{self, Batch};
 use starling_core::fence::Expected;
 use starling_core::ids::{AttemptKey, RequestNumber, TokenId};
 use starling_core::ingress::Prompt;
-use starling_core::kv::{self, Manager, identity::Scope};
+use starling_core::kv::{self, Manager};
 use starling_core::step::{Sampled, Step};
-use std::collections::BTreeMap;
 
 /// Tokens of a simulated vocabulary.
 const VOCABULARY: u32 = 1000;
@@ -19,61 +18,63 @@ pub(crate) fn next_token(tokens: impl Iterator<Item = TokenId>) -> TokenId {
 pub(crate) struct Rank {
     pub(crate) kv: Manager,
     pub(crate) batch: Batch,
-    pub(crate) expected: Expected,
-    numbers: BTreeMap<AttemptKey, RequestNumber>,
+    pub(crate) expected: Expected<Prompt>,
     pages: Vec<TokenId>,
     block_tokens: usize,
     /// Lives of this rank; a step of an earlier one says nothing.
     pub(crate) life: u64,
     config: batch::Config,
+    context_tokens: u32,
 }
 
 impl Rank {
-    pub(crate) fn new(config: batch::Config, life: u64) -> Self {
+    pub(crate) fn new(config: batch::Config, life: u64, context_tokens: u32) -> Self {
         let block_tokens = config.pool.block_tokens as usize;
         Self {
             kv: Manager::new(config.pool).expect("a pool that holds something"),
             batch: Batch::new(config).expect("budgets that a sequence fits"),
             expected: Expected::default(),
-            numbers: BTreeMap::new(),
             pages: vec![TokenId::MAX; config.pool.blocks as usize * block_tokens],
             block_tokens,
             life,
             config,
+            context_tokens,
         }
     }
 
     /// The device failed: everything starts over.
     pub(crate) fn crash(&mut self) {
-        *self = Self::new(self.config, self.life + 1);
+        *self = Self::new(self.config, self.life + 1, self.context_tokens);
     }
 
-    pub(crate) fn placed(&mut self, attempt: AttemptKey, number: RequestNumber, now_us: u64) {
-        self.expected.placed(attempt, now_us);
-        self.numbers.insert(attempt, number);
+    pub(crate) fn placed(
+        &mut self,
+        now_us: u64,
+        attempt: AttemptKey,
+        number: RequestNumber,
+        out: &mut Vec<batch::Effect>,
+    ) {
+        if let Some(prompt) = self.expected.placed(now_us, attempt, number) {
+            self.admit(now_us, prompt, number, out);
+        }
     }
 
-    pub(crate) fn prompt(&mut self, now_us: u64, prompt: Prompt, context: u32, out: &mut Vec<batch::Effect>) {
-        let number = self.numbers.remove(&prompt.attempt);
-        let Some(number) = number.filter(|_| self.expected.admit(prompt.attempt)) else { return };
-        let sequence = batch::Sequence {
-            attempt: prompt.attempt,
-            number,
-            child: 0,
-            scope: Scope { tenant: prompt.tenant, adapter: None },
-            tokens: prompt.tokens,
-            produced_before: prompt.produced,
-            generation: prompt.generation,
-            context_tokens_max: context,
-        };
+    pub(crate) fn prompt(&mut self, now_us: u64, prompt: Prompt, out: &mut Vec<batch::Effect>) {
+        if let Some((prompt, number)) = self.expected.prompt(now_us, prompt.attempt, prompt) {
+            self.admit(now_us, prompt, number, out);
+        }
+    }
+
+    fn admit(&mut self, now_us: u64, prompt: Prompt, number: RequestNumber, out: &mut Vec<batch::Effect>) {
+        let sequence = prompt.into_sequence(number, self.context_tokens);
         self.drive(now_us, batch::Input::Admit(sequence), out);
     }
 
     pub(crate) fn stop(&mut self, now_us: u64, attempt: AttemptKey, out: &mut Vec<batch::Effect>) {
-        self.expected.stopped(attempt);
-        self.numbers.remove(&attempt);
         if self.batch.attempts().any(|known| known == attempt) {
             self.drive(now_us, batch::Input::Cancel { attempt }, out);
+        } else {
+            self.expected.stop(now_us, attempt);
         }
     }
 

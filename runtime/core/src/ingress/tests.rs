@@ -314,3 +314,40 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_standstill_refuses_what_is_new_and_gives_up_what_waits_too_long() {
+    let mut rig = Rig::new(Config::default());
+    let mut drive = |now_us, input| {
+        rig.now_us = now_us;
+        let out = rig.put(input);
+        (out, rig.machine.poll_timeout(), rig.machine.open_len())
+    };
+    let submit = |ticket| Input::Submit(submission(ticket, vec![]));
+    let still = || Input::Standstill(Some("node-2".into()));
+    let refused = Rejection::Standstill { waits_for: "node-2".into() };
+    drive(0, submit(1));
+    drive(0, submit(2));
+    drive(10, Input::Placed { attempt: attempt(2, 1), rank: RankId(5) });
+    drive(1_000, still());
+    drive(1_100, Input::Standstill(Some("node-2, node-3".into())));
+    drive(1_200, still());
+    let (out, ..) = drive(2_000, submit(3));
+    assert_eq!(out, [Effect::Failed { ticket: Ticket(3), rejection: refused.clone() }]);
+    // The rank's node is gone as well: sealed, and resumed once rounds go on.
+    let (out, ..) = drive(3_000, Input::Unreachable(vec![RankId(4), RankId(5)]));
+    assert_eq!(out, [Effect::Announce(Entry::Resume { key: key(2), attempt: Attempt(1), produced: 0 })]);
+    let (again, due, _) = drive(3_000, Input::Unreachable(vec![RankId(5)]));
+    assert!(again.is_empty(), "once");
+    assert_eq!(due, Some(2_001_000), "since the standstill began");
+    let (out, ..) = drive(2_001_000, Input::Tick);
+    let cancel = |seq| Effect::Announce(Entry::Cancel(key(seq)));
+    assert_eq!(out, [cancel(1), Effect::Failed { ticket: Ticket(1), rejection: refused.clone() }]);
+    assert_eq!(due, Some(30_003_000), "the stream waits longer");
+    let (out, ..) = drive(30_003_000, Input::Tick);
+    assert_eq!(out, [cancel(2), Effect::Failed { ticket: Ticket(2), rejection: refused }]);
+    let (_, _, open) = drive(30_004_000, Input::Standstill(None));
+    assert_eq!(open, 0);
+    let (out, ..) = drive(30_005_000, submit(4));
+    assert!(matches!(out[..], [Effect::Announce(Entry::Arrival(_))]), "{out:?}");
+}

@@ -224,7 +224,13 @@ fn a_contribution_waits_for_the_matches_of_its_ranks_but_not_for_long() {
     drive(&mut m, 9_000, Input::Applied(probing(2)));
     let late = drive(&mut m, 11_000, Input::Tick);
     assert!(completed(&late).is_some_and(|c| c.contributions[0].prefix_matches.is_empty()), "nobody waits longer");
-    let dropped = drive(&mut m, 11_100, Input::Matches { round: Round(2), matches: found(0) });
+    // A rank that is faster than the replica counts all the same.
+    drive(&mut m, 11_010, Input::Matches { round: Round(3), matches: found(1) });
+    drive(&mut m, 14_000, Input::Applied(probing(3)));
+    let both = drive(&mut m, 14_100, Input::Matches { round: Round(3), matches: found(0) });
+    let merged = completed(&both).expect("nobody is waited for");
+    assert_eq!(merged.contributions[0].prefix_matches, [found(1), found(0)].concat());
+    let dropped = drive(&mut m, 14_200, Input::Matches { round: Round(2), matches: found(0) });
     assert_eq!(dropped, [Effect::Dropped(Dropped::LateMatches(Round(2)))]);
 }
 

@@ -1,0 +1,187 @@
+//! How the cluster stands, as this node sees it: for readiness and for whoever looks.
+
+use crate::Settings;
+use crate::clock::Clock;
+use starling_actors::{Node, NodeName};
+use starling_core::view::{Machine, Seat, Standstill};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Rounds follow each other by the heartbeat at least (200 ms by default); a machine that is this late serves nobody.
+const ROUND_AGE_US_MAX: u64 = 5_000_000;
+
+/// What the queue and the router say of the rounds, for threads that are not actors.
+pub(crate) struct Health {
+    clock: Clock,
+    suspect_after_us: u64,
+    applied_us: AtomicU64,
+    /// Since when no round completes, and whom it waits for. A node begins in no view.
+    standstill: Mutex<Option<(u64, Vec<String>)>>,
+}
+
+impl Health {
+    pub(crate) fn new(clock: Clock, suspect_after_us: u64) -> Self {
+        let standstill = Mutex::new(Some((0, Vec::new())));
+        Self { clock, suspect_after_us, applied_us: AtomicU64::new(0), standstill }
+    }
+
+    /// The router applied a round.
+    pub(crate) fn beat(&self) {
+        self.applied_us.store(self.clock.now_us(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn set(&self, standstill: Option<(u64, Vec<String>)>) {
+        *self.standstill.lock().unwrap_or_else(PoisonError::into_inner) = standstill;
+    }
+
+    pub(crate) fn standstill(&self) -> Option<(Duration, Vec<String>)> {
+        let now_us = self.clock.now_us();
+        let age = |since_us: u64| Duration::from_micros(now_us.saturating_sub(since_us));
+        let told = self.standstill.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((since_us, waits_for)) = told {
+            return Some((age(since_us), waits_for));
+        }
+        // The queue says nothing, and yet nothing happens: it hangs.
+        let applied_us = self.applied_us.load(Ordering::Relaxed);
+        let late = now_us.saturating_sub(applied_us) > ROUND_AGE_US_MAX.max(2 * self.suspect_after_us);
+        late.then(|| (age(applied_us), Vec::new()))
+    }
+}
+
+/// Turns what the round machine says into what people are told, once it lasts.
+pub(crate) struct Watch {
+    suspect_after_us: u64,
+    told: Option<Vec<Seat>>,
+}
+
+/// Something to tell.
+pub(crate) enum News {
+    Still { since_us: u64, waits_for: Vec<Seat> },
+    Moving,
+}
+
+impl Watch {
+    pub(crate) fn new(suspect_after_us: u64) -> Self {
+        // A life begins in no view, and the first that is worth telling is that it is in one.
+        Self { suspect_after_us, told: Some(Vec::new()) }
+    }
+
+    /// When a standstill that just began is one.
+    pub(crate) fn due_us(&self, machine: &Machine) -> Option<u64> {
+        let standstill = machine.standstill()?;
+        self.told.is_none().then(|| standstill.since_us.saturating_add(self.suspect_after_us))
+    }
+
+    /// What changed. A member in no view stands still from the first moment.
+    pub(crate) fn look(&mut self, now_us: u64, machine: &Machine) -> Option<News> {
+        let lasts =
+            |s: &Standstill| machine.view().is_none() || now_us.saturating_sub(s.since_us) >= self.suspect_after_us;
+        match machine.standstill().filter(lasts) {
+            Some(Standstill { since_us, waits_for }) => {
+                let news = self.told.as_ref() != Some(&waits_for);
+                self.told = Some(waits_for.clone());
+                news.then_some(News::Still { since_us, waits_for })
+            }
+            None => self.told.take().map(|_| News::Moving),
+        }
+    }
+
+    fn suspects(&self, seat: Seat) -> bool {
+        self.told.as_ref().is_some_and(|seats| seats.contains(&seat))
+    }
+}
+
+/// Marks of the last seconds, for the rate of rounds.
+#[derive(Default)]
+pub(crate) struct Pace {
+    marks: VecDeque<(u64, u64)>,
+}
+
+const PACE_MARK_US: u64 = 250_000;
+const PACE_MARKS: usize = 20;
+
+impl Pace {
+    pub(crate) fn completed(&mut self, now_us: u64, round: u64) {
+        if self.marks.back().is_none_or(|(at_us, _)| now_us.saturating_sub(*at_us) >= PACE_MARK_US) {
+            self.marks.push_back((now_us, round));
+            if self.marks.len() > PACE_MARKS {
+                self.marks.pop_front();
+            }
+        }
+    }
+
+    fn rounds_per_s(&self, now_us: u64, round: u64) -> f64 {
+        self.marks.front().map_or(0.0, |(since_us, first)| {
+            let seconds = now_us.saturating_sub(*since_us).max(1) as f64 / 1e6;
+            round.saturating_sub(*first) as f64 / seconds
+        })
+    }
+}
+
+/// The cluster as one member sees it.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct ClusterReport {
+    /// 0 in no view.
+    pub cluster: u64,
+    pub epoch: u64,
+    pub round: u64,
+    pub rounds_per_s: f64,
+    pub members: Vec<MemberReport>,
+}
+
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct MemberReport {
+    pub name: String,
+    /// In the view; 0 in none.
+    pub incarnation: u64,
+    pub ranks: Vec<u32>,
+    pub state: MemberState,
+    /// Since anything came from it; 0 for this node, absent without a link.
+    pub last_heard_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemberState {
+    Up,
+    /// There is a link, but rounds wait for it.
+    Suspected,
+    /// There is no link.
+    Down,
+}
+
+pub(crate) fn report(
+    settings: &Settings,
+    machine: &Machine,
+    (watch, pace): (&Watch, &Pace),
+    (node, now_us): (&Node, u64),
+) -> ClusterReport {
+    let links = node.links();
+    let heard = |name: &NodeName| links.iter().find(|link| link.peer().name == *name).map(|link| link.last_heard());
+    let member = |(index, member): (usize, &crate::MemberSettings)| {
+        let seat = Seat(index as u32);
+        let last_heard = if seat == settings.seat() { Some(Duration::ZERO) } else { heard(&member.name) };
+        let state = match last_heard {
+            None => MemberState::Down,
+            Some(_) if watch.suspects(seat) => MemberState::Suspected,
+            Some(_) => MemberState::Up,
+        };
+        MemberReport {
+            name: member.name.to_string(),
+            incarnation: machine.view().and_then(|v| v.members.get(index)).map_or(0, |m| m.incarnation.0),
+            ranks: settings.ranks_of(seat).collect(),
+            state,
+            last_heard_ms: last_heard.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
+        }
+    };
+    let round = machine.completed().0;
+    ClusterReport {
+        cluster: machine.cluster().map_or(0, |cluster| cluster.0),
+        epoch: machine.view().map_or(0, |view| view.epoch.0),
+        round,
+        rounds_per_s: pace.rounds_per_s(now_us, round),
+        members: settings.members.iter().enumerate().map(member).collect(),
+    }
+}

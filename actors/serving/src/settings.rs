@@ -1,0 +1,130 @@
+//! Everything the serving actors are told when they start.
+
+use starling_actors::NodeName;
+use starling_core::ids::{Incarnation, RankId};
+use starling_core::view::{Seat, Seating};
+use starling_core::{batch, ingress as core_ingress, placement, replica, round};
+use std::ops::Range;
+
+/// Everything the actors need to know. All limits are in here.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The members of the cluster, this node among them, in the order of views. Equal on all of them.
+    pub members: Vec<MemberSettings>,
+    /// Which of the members this node is.
+    pub me: usize,
+    /// A cluster in which no round completes for this long stands still: nothing new is taken.
+    pub suspect_after_us: u64,
+    /// Prompt and generated tokens of a sequence, at most.
+    pub context_tokens_max: u32,
+    /// A placed attempt whose prompt does not come for this long is lost.
+    pub prompt_wait_us: u64,
+    pub batch: batch::Config,
+    pub replica: replica::Config,
+    pub rounds: round::Config,
+    pub ingress: core_ingress::Config,
+}
+
+/// Settings that cannot work.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error("member {name} has no rank (ranks 0)")]
+    NoRanks { name: NodeName },
+    #[error("this node is member {me} of a list of {members}")]
+    NotAMember { me: usize, members: usize },
+    #[error("member {name} is in the list twice")]
+    Twice { name: NodeName },
+    #[error("a rank holds no requests (cap 0)")]
+    NoCap,
+    #[error(transparent)]
+    Batch(#[from] batch::ConfigError),
+    #[error(transparent)]
+    Placement(#[from] placement::ConfigError),
+    #[error(
+        "a sequence may have {context} tokens; a rank's KV pool holds {pool} (blocks {blocks} of {block_tokens} tokens)"
+    )]
+    PoolTooSmall { context: u32, pool: u64, blocks: u32, block_tokens: u32 },
+}
+
+/// A node of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberSettings {
+    pub name: NodeName,
+    pub ranks: u32,
+}
+
+impl Settings {
+    /// Ids of a member's ranks: they count through the list.
+    pub(crate) fn ranks_of(&self, seat: Seat) -> Range<u32> {
+        let seat = seat.0 as usize;
+        let first: u32 = self.members.iter().take(seat).map(|member| member.ranks).sum();
+        first..first + self.members.get(seat).map_or(0, |member| member.ranks)
+    }
+
+    pub(crate) fn own_ranks(&self) -> Range<u32> {
+        self.ranks_of(self.seat())
+    }
+
+    /// This node's place in the list.
+    pub(crate) fn seat(&self) -> Seat {
+        Seat(self.me as u32)
+    }
+
+    pub(crate) fn seat_of(&self, name: &NodeName) -> Option<Seat> {
+        self.members.iter().position(|member| member.name == *name).map(|seat| Seat(seat as u32))
+    }
+
+    pub(crate) fn seat_of_rank(&self, rank: RankId) -> Option<Seat> {
+        (0..self.members.len() as u32).map(Seat).find(|seat| self.ranks_of(*seat).contains(&rank.0))
+    }
+
+    pub(crate) fn name_of(&self, seat: Seat) -> &str {
+        self.members.get(seat.0 as usize).map_or("unknown", |member| member.name.as_str())
+    }
+
+    pub(crate) fn seating(&self, incarnation: Incarnation) -> Seating {
+        let ranks = |seat: usize| self.ranks_of(Seat(seat as u32)).map(RankId).collect();
+        Seating { ranks: (0..self.members.len()).map(ranks).collect(), me: self.seat(), incarnation }
+    }
+
+    /// The ingress' bounds, with what the placement policy asks of arrivals.
+    pub(crate) fn ingress_config(&self) -> core_ingress::Config {
+        let probes = self.replica.placement.policy == placement::Policy::KvAware;
+        core_ingress::Config {
+            probe_block_tokens: probes.then_some(self.batch.pool.block_tokens),
+            ..self.ingress.clone()
+        }
+    }
+
+    /// # Errors
+    /// The first setting that cannot work, with its value.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        if self.me >= self.members.len() {
+            return Err(SettingsError::NotAMember { me: self.me, members: self.members.len() });
+        }
+        for (index, member) in self.members.iter().enumerate() {
+            let name = member.name.clone();
+            if member.ranks == 0 {
+                return Err(SettingsError::NoRanks { name });
+            }
+            if self.members[..index].iter().any(|other| other.name == name) {
+                return Err(SettingsError::Twice { name });
+            }
+        }
+        if self.replica.cap == 0 {
+            return Err(SettingsError::NoCap);
+        }
+        batch::Batch::new(self.batch)?;
+        self.replica.placement.validate()?;
+        let pool = u64::from(self.batch.pool.blocks) * u64::from(self.batch.pool.block_tokens);
+        if pool < u64::from(self.context_tokens_max) {
+            return Err(SettingsError::PoolTooSmall {
+                context: self.context_tokens_max,
+                pool,
+                blocks: self.batch.pool.blocks,
+                block_tokens: self.batch.pool.block_tokens,
+            });
+        }
+        Ok(())
+    }
+}
