@@ -9,25 +9,31 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A node's name: what its certificate says. 1 to 63 of `a-z`, `0-9` and `-`, neither first nor last a dash: a DNS label.
+/// A node's name: what its certificate says. 1 to 63 of `a-z`, `0-9` and `-`, a letter first and no dash last: a DNS label, and one
+/// that cannot be taken for a number, since TLS checks no names that could be addresses.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NodeName(Arc<str>);
 
 /// Not a name for a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("node name {0:?} is not 1 to 63 of a-z, 0-9 and -, without a dash at either end")]
+#[error("node name {0:?} is not 1 to 63 of a-z, 0-9 and -, a letter first and no dash last")]
 pub struct NodeNameError(String);
 
-const NODE_NAME_BYTES_MAX: usize = 63;
+/// Of a label in DNS.
+pub(crate) const LABEL_BYTES_MAX: usize = 63;
+
+pub(crate) fn is_label(text: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    let starts_well = text.starts_with(|c: char| c.is_ascii_lowercase());
+    starts_well && text.len() <= LABEL_BYTES_MAX && text.bytes().all(allowed) && !text.ends_with('-')
+}
 
 impl NodeName {
     /// # Errors
-    /// A text that is no DNS label in lower case.
+    /// A text that is no such label.
     pub fn new(name: &str) -> Result<Self, NodeNameError> {
-        let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        let sized = (1..=NODE_NAME_BYTES_MAX).contains(&name.len());
-        if !sized || !name.bytes().all(allowed) || name.starts_with('-') || name.ends_with('-') {
+        if !is_label(name) {
             return Err(NodeNameError(name.chars().take(80).collect()));
         }
         Ok(Self(Arc::from(name)))
