@@ -128,10 +128,8 @@ impl Authority {
         let what = "the authority's certificate";
         let refused = |what, reason: &str| CertificateError::Authority { what, reason: reason.to_owned() };
         let der = CertificateDer::from_pem_slice(certificate.as_bytes()).map_err(unreadable(what))?;
-        let key = KeyPair::from_pem(key).map_err(|error| CertificateError::Unreadable {
-            what: "the authority's key",
-            reason: error.to_string(),
-        })?;
+        let key = KeyPair::from_pem(key)
+            .map_err(|error| CertificateError::Unreadable { what: "the authority's key", reason: error.to_string() })?;
         let cluster = uri_names(&der).map_err(|reason| refused(what, &reason))?.into_iter().find_map(|name| {
             let cluster = name.strip_prefix("spiffe://")?;
             (!cluster.contains('/')).then(|| cluster.to_owned())
@@ -299,12 +297,12 @@ impl Credentials {
         let (peers, dialers) = self.0.verifiers()?;
         let shown = |error: rustls::Error| error.to_string();
         let versions = [&rustls::version::TLS13];
-        let client = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&versions).map_err(shown)?;
-        let mut client = client
-            .with_webpki_verifier(peers)
-            .with_client_auth_cert(chain.clone(), key.clone_key())
-            .map_err(shown)?;
-        let server = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&versions).map_err(shown)?;
+        let client =
+            ClientConfig::builder_with_provider(provider()).with_protocol_versions(&versions).map_err(shown)?;
+        let mut client =
+            client.with_webpki_verifier(peers).with_client_auth_cert(chain.clone(), key.clone_key()).map_err(shown)?;
+        let server =
+            ServerConfig::builder_with_provider(provider()).with_protocol_versions(&versions).map_err(shown)?;
         let mut server = server
             .with_client_cert_verifier(dialers)
             .with_single_cert(chain.clone(), key.clone_key())
