@@ -120,12 +120,12 @@ impl Dialer {
     }
 
     async fn dial_one(&self, address: SocketAddr) -> Result<Session, NotUp> {
-        let Shared { endpoint, client, hello, .. } = &*self.shared;
+        let Shared { endpoint, client, .. } = &*self.shared;
         let peer = self.peer.as_str();
         let connecting = endpoint.connect_with(client.clone(), address, peer);
         let connecting = connecting.map_err(|error| NotUp::Lost(format!("{address} cannot be dialed: {error}")))?;
         let connection = connecting.await.map_err(|error| crate::greeting::not_up(peer, &error))?;
-        let greeted = greet(hello, connection, Side::Dialed { expected: &self.peer }).await?;
+        let greeted = greet(&self.shared, connection, Side::Dialed { expected: &self.peer }).await?;
         enter(&self.shared, greeted).await
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::certificate::Identity;
 use crate::link::{NodeName, Peer};
+use crate::mesh::Shared;
 use crate::registry::NotTaken;
 use crate::wire::{Control, FrameCutter, HELLO_BYTES_MAX, Hello, Offer, WireError};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -192,7 +193,8 @@ fn certified(connection: &Connection) -> Result<Identity, String> {
 }
 
 /// Exchanges hellos. A connection that is refused is closed, with the reason for the peer.
-pub(crate) async fn greet(ours: &Hello, connection: Connection, side: Side<'_>) -> Result<Greeted, NotUp> {
+pub(crate) async fn greet(shared: &Shared, connection: Connection, side: Side<'_>) -> Result<Greeted, NotUp> {
+    let ours = &shared.hello;
     let address = connection.remote_address().to_string();
     let identity = certified(&connection).map_err(|why| refuse(&connection, &address, &why))?;
     let peer = identity.name.as_str();
@@ -213,13 +215,17 @@ pub(crate) async fn greet(ours: &Hello, connection: Connection, side: Side<'_>) 
         Control::Hello(body) => Hello::decode(&body).map_err(|error| error.to_string()),
         other => Err(format!("a hello comes first, not {other:?}")),
     };
-    let checked = theirs.and_then(|theirs| check(ours, &theirs, &identity).map(|()| theirs));
-    let theirs = checked.map_err(|why| refuse(&connection, peer, &why))?;
+    let checked = theirs.and_then(|theirs| {
+        check(ours, &theirs, &identity)?;
+        let peer = Peer { name: theirs.name, incarnation: theirs.incarnation };
+        shared.registry.admits(&peer).map_err(|error| error.to_string())?;
+        Ok((peer, theirs.offer))
+    });
+    let (peer, theirs) = checked.map_err(|why| refuse(&connection, peer, &why))?;
     if let Side::Accepted = side {
-        control.say(&ours.encode()).await.map_err(|error| write_lost(peer, &error))?;
+        control.say(&ours.encode()).await.map_err(|error| write_lost(peer.name.as_str(), &error))?;
     }
-    let offer = ours.offer.agreed(theirs.offer);
-    let peer = Peer { name: theirs.name, incarnation: theirs.incarnation };
+    let offer = ours.offer.agreed(theirs);
     Ok(Greeted { connection, peer, offer, control })
 }
 

@@ -366,7 +366,7 @@ async fn welcome(
     let from = incoming.remote_address().to_string();
     let greeted = async {
         let connection = incoming.await.map_err(|error| not_up(&from, &error))?;
-        let greeted = greet(&shared.hello, connection, Side::Accepted).await?;
+        let greeted = greet(&shared, connection, Side::Accepted).await?;
         enter(&shared, greeted).await
     };
     let mut leaves = life.clone();

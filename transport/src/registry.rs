@@ -1,7 +1,7 @@
 //! The one place that says which connection to a peer is its link, and that keeps the handler's order: a name's place is free again
 //! only after the handler was told that the link before is down.
 
-use crate::link::{DownReason, NodeName};
+use crate::link::{DownReason, NodeName, Peer, Port};
 use crate::port::QuicPort;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,6 +64,12 @@ pub(crate) enum NotTaken {
     TooMany { links: usize, limit: usize },
 }
 
+impl NotTaken {
+    fn stale(name: &NodeName, claimed: u64, up: u64) -> Self {
+        Self::Stale { name: name.clone(), claimed, up }
+    }
+}
+
 struct Place {
     port: Arc<QuicPort>,
     claim: Claim,
@@ -117,6 +123,22 @@ impl Registry {
         }
     }
 
+    /// Whether a connection to this life of a peer could become its link. Asked before the peer is answered: the node with the greater
+    /// name is up once it has chosen, and should hear before that what would be refused after it.
+    pub fn admits(&self, peer: &Peer) -> Result<(), NotTaken> {
+        let places = self.places();
+        match places.get(&peer.name) {
+            Some(place) if place.claim.incarnation > peer.incarnation => {
+                Err(NotTaken::stale(&peer.name, peer.incarnation, place.claim.incarnation))
+            }
+            Some(_) => Ok(()),
+            None if places.len() >= self.links_max => {
+                Err(NotTaken::TooMany { links: places.len(), limit: self.links_max })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Takes the place of the port's peer, after the link that had it is down.
     pub async fn claim(self: &Arc<Self>, port: &Arc<QuicPort>, claim: Claim) -> Result<Held, NotTaken> {
         loop {
@@ -133,7 +155,6 @@ impl Registry {
 
     /// `None`: the link before was told to end.
     fn try_claim(self: &Arc<Self>, port: &Arc<QuicPort>, claim: Claim) -> Result<Option<Held>, NotTaken> {
-        use crate::link::Port;
         let name = port.peer().name.clone();
         let mut places = self.places();
         let Some(place) = places.get(&name) else {

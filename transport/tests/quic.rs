@@ -2,84 +2,13 @@
 
 mod suite;
 
-use starling_transport::{Authority, Credentials, Limits, Link, Mesh, MeshSettings, NodeName, Timings};
+#[path = "suite/quic.rs"]
+mod quic;
+
+use quic::{Quic, start};
+use starling_transport::{DownReason, Mesh, MeshSettings};
 use std::sync::Arc;
-use std::time::Duration;
-use suite::{Allowed, Fabric, FabricNode, Record, name, rules};
-
-/// Nodes of one cluster on loopback.
-struct Quic {
-    authority: Authority,
-}
-
-impl Quic {
-    fn new() -> Self {
-        Self { authority: Authority::new("test").unwrap() }
-    }
-
-    fn credentials(&self, node: &NodeName) -> Credentials {
-        let certificate = self.authority.issue(node, 1).unwrap();
-        let authority = self.authority.certificate_pem();
-        let (certificate, key) = (certificate.certificate_pem, certificate.key_pem);
-        Credentials::from_pem(authority.as_bytes(), certificate.as_bytes(), key.as_bytes()).unwrap()
-    }
-
-    fn settings(&self, node: &NodeName, incarnation: u64, allowed: &Allowed) -> MeshSettings {
-        let Allowed { lanes, frame_bytes_max, bulk_bytes_max, queue_bytes_max, urgent_bytes_max } = *allowed;
-        let sizes =
-            Limits { lanes, frame_bytes_max, bulk_bytes_max, queue_bytes_max, urgent_bytes_max, ..Limits::default() };
-        MeshSettings {
-            incarnation,
-            settings_digest: 7,
-            listen: "127.0.0.1:0".parse().unwrap(),
-            credentials: self.credentials(node),
-            limits: sizes,
-            timings: Timings::default(),
-        }
-    }
-}
-
-async fn start(settings: MeshSettings) -> QuicNode {
-    let (record, name) = (Arc::<Record>::default(), settings.credentials.name().clone());
-    let mesh = Mesh::start(settings, record.clone()).await.unwrap();
-    QuicNode { mesh, record, name }
-}
-
-struct QuicNode {
-    mesh: Mesh,
-    record: Arc<Record>,
-    name: NodeName,
-}
-
-impl Fabric for Quic {
-    type Node = QuicNode;
-
-    async fn node(&self, node: &str, incarnation: u64, allowed: &Allowed) -> QuicNode {
-        start(self.settings(&name(node), incarnation, allowed)).await
-    }
-}
-
-impl FabricNode for QuicNode {
-    fn record(&self) -> &Arc<Record> {
-        &self.record
-    }
-
-    fn connect(&self, other: &Self) {
-        self.mesh.connect(other.name.clone(), other.mesh.local_addr().to_string());
-    }
-
-    fn links(&self) -> Vec<Link> {
-        self.mesh.links()
-    }
-
-    async fn close(&self, deadline: Duration) {
-        self.mesh.close(deadline).await;
-    }
-
-    fn crash(self) {
-        drop(self.mesh);
-    }
-}
+use suite::{Allowed, FabricNode, Record, name, rules};
 
 macro_rules! kept_by_quic {
     ($($rule:ident),* $(,)?) => {
@@ -87,4 +16,50 @@ macro_rules! kept_by_quic {
     };
 }
 
-kept_by_quic!(frames_of_a_lane_keep_their_order);
+kept_by_quic!(
+    frames_of_a_lane_keep_their_order,
+    lanes_wrap_at_what_both_have,
+    what_is_too_large_is_refused_at_once,
+    a_full_queue_refuses_and_what_it_took_arrives,
+    bulk_holds_nothing_up,
+    datagrams_arrive,
+    closing_loses_nothing,
+    both_can_close_at_once,
+    a_closed_link_comes_back,
+    a_later_life_replaces_an_earlier_one,
+    who_dials_at_once_has_one_link,
+    a_peer_that_crashed_is_silent_and_comes_back,
+    too_much_control_ends_the_link,
+);
+
+/// Nothing of a mesh runs on when the last handle to it is gone: its handler is let go.
+#[tokio::test]
+async fn nothing_is_left_of_a_mesh_that_is_dropped() {
+    let quic = Quic::new();
+    let a = start(quic.settings(&name("a"), 1, &Allowed::default())).await;
+    let record = Arc::<Record>::default();
+    let mesh = Mesh::start(quic.settings(&name("b"), 1, &Allowed::default()), record.clone()).await.unwrap();
+    mesh.connect(name("a"), a.mesh.local_addr().to_string());
+    mesh.connect(name("nobody"), "127.0.0.1:1".to_owned());
+    record.link("a", 1).await;
+    drop(mesh);
+    assert_eq!(record.down("a", 1).await, DownReason::Closed);
+    rules::eventually("the mesh to let its handler go", || Arc::strong_count(&record) == 1).await;
+    assert!(matches!(a.record.down("b", 1).await, DownReason::Lost(_)));
+    a.record.check();
+}
+
+/// A socket is free again once the mesh is closed, also while someone keeps a link that ended.
+#[tokio::test]
+async fn a_closed_mesh_frees_its_address() {
+    let quic = Quic::new();
+    let suite::Pair { a, b, to_b, .. } = suite::pair(&quic, &Allowed::default()).await;
+    let listen = a.mesh.local_addr();
+    a.close(suite::LIMIT).await;
+    drop(a);
+    rules::eventually("the address to be free", || std::net::UdpSocket::bind(listen).is_ok()).await;
+    let again = start(MeshSettings { listen, ..quic.settings(&name("a"), 2, &Allowed::default()) }).await;
+    again.connect(&b);
+    again.record.link("b", 1).await;
+    assert!(!to_b.is_up());
+}
