@@ -1,5 +1,7 @@
 //! The published routers' vectors, every sequence of them; fuzz targets of admission and placement.
 
+#[path = "fuzz/driver.rs"]
+mod driver;
 #[path = "bin/router.rs"]
 mod router;
 #[path = "fuzz/router_ops.rs"]
@@ -82,35 +84,12 @@ fn files_that_cannot_be_read_fail() {
     assert_eq!(tally, Tally::default());
 }
 
-/// Runs a target over its corpus and over generated inputs (a linear congruential generator: the same each time).
-fn fuzz(name: &str, target: fn(&[u8])) {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
-    let mut seeds = 0;
-    for entry in std::fs::read_dir(corpus).expect("a corpus") {
-        target(&std::fs::read(entry.expect("an entry").path()).expect("a seed"));
-        seeds += 1;
-    }
-    assert!(seeds > 0, "the corpus is empty");
-    let mut state = 1u64;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    for _ in 0..GENERATED {
-        let length = usize::from(next());
-        let input: Vec<u8> = (0..length).map(|_| next()).collect();
-        target(&input);
-    }
-}
-
-const GENERATED: usize = 20_000;
-
 #[test]
 fn routers_survive_any_operations() {
-    fuzz("placement_ops", router_ops::placement_ops);
+    driver::fuzz("placement_ops", router_ops::placement_ops);
 }
 
 #[test]
 fn queues_survive_any_operations() {
-    fuzz("admission_ops", router_ops::admission_ops);
+    driver::fuzz("admission_ops", router_ops::admission_ops);
 }

@@ -4,7 +4,7 @@ use crate::greeting::{NotUp, Side, greet};
 use crate::link::NodeName;
 use crate::mesh::{Phase, Shared, Timings};
 use crate::session::{Session, enter};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,11 +41,6 @@ impl BackOff {
     }
 }
 
-fn random() -> u64 {
-    // Each state has keys of its own, so the hash of nothing is as good as a random number.
-    RandomState::new().build_hasher().finish()
-}
-
 pub(crate) struct Dialer {
     pub shared: Arc<Shared>,
     pub peer: NodeName,
@@ -72,12 +67,19 @@ impl Dialer {
                 Err(NotUp::Duplicate) => failing = None,
                 Err(failed) => self.report(&failed, &mut failing),
             }
-            let pause = back_off.pause(random());
+            let pause = back_off.pause(self.random(back_off.failures));
             tokio::select! {
                 _ = life.wait_for(|phase| *phase != Phase::Running) => return,
                 () = tokio::time::sleep(pause) => {}
             }
         }
+    }
+
+    /// Differs between nodes and lives, as it must, and is the same when a simulation runs again.
+    fn random(&self, failures: u32) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.shared.hello.name, self.shared.hello.incarnation, &self.peer, failures).hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Once for each reason in a row, however often it is tried.
