@@ -24,11 +24,13 @@ use turmoil::net::UdpSocket;
 
 const PORT: u16 = 9000;
 
+type Waits = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
+
 /// A socket of the simulation as QUIC wants it; it loses some of what it sends.
 struct Socket {
     socket: Arc<UdpSocket>,
     /// Waits until something can be read; it holds the socket's lock meanwhile.
-    readable: Mutex<Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send>>>>,
+    readable: Mutex<Option<Waits>>,
     /// Of a linear congruential generator.
     random: Mutex<u64>,
     lost_of_256: u8,
