@@ -350,13 +350,18 @@ async fn connected(authority: &Authority) -> Result<(Connection, Connection, [En
         .with_root_certificates(roots)
         .with_client_auth_cert(chain, key)?;
     let server = quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(server)?));
-    let client = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(client)?));
+    let mut client = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(client)?));
+    let mut transport = quinn::TransportConfig::default();
+    // It has to outlive the others' turns.
+    transport.keep_alive_interval(Some(Duration::from_secs(1)));
+    client.transport_config(Arc::new(transport));
     let listens = Endpoint::server(server, "127.0.0.1:0".parse()?)?;
     let dials = Endpoint::client("127.0.0.1:0".parse()?)?;
     let connecting = dials.connect_with(client, listens.local_addr()?, "server")?;
     let accepted = listens.accept();
-    let (client, server) = tokio::join!(connecting, async { accepted.await.ok_or("closed") });
-    Ok((client?, server?.await?, [dials, listens]))
+    let accepted = async { Ok::<_, Failure>(accepted.await.ok_or("closed")?.await?) };
+    let (client, server) = tokio::join!(connecting, accepted);
+    Ok((client?, server?, [dials, listens]))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
