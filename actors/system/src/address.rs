@@ -164,13 +164,18 @@ impl<M: Send + 'static> Address<M> {
     }
 
     /// Sends a message that holds the asking side's reply.
-    pub(crate) fn pose(&self, trace: TraceContext, deadline: Duration, message: M) -> Result<Posed<M>, SendError> {
+    pub(crate) fn pose(
+        &self,
+        trace: TraceContext,
+        deadline: Option<Duration>,
+        message: M,
+    ) -> Result<Posed<M>, SendError> {
         match &self.target {
             Target::Local(slot) => {
                 let posed = slot.deliver(Envelope::told(trace, message), Limited::Yes, Arc::clone);
                 posed.map(Posed::Local).map_err(|refused| refused.error)
             }
-            Target::Remote(remote) => remote.post(trace, &message, Some(deadline)).map(Posed::Remote),
+            Target::Remote(remote) => remote.post(trace, &message, deadline).map(Posed::Remote),
         }
     }
 }

@@ -125,7 +125,10 @@ impl<R: DeserializeOwned + Send + 'static> Asking for Away<R> {
 
 impl<R: Serialize + DeserializeOwned + Send + 'static> Serialize for Reply<R> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let away = || Some(Pending::Reply(Box::new(Away(Self::new(self.lock().take()?)))));
+        let away = || {
+            let answer = self.lock().take().ok_or("this reply was given already")?;
+            Ok(Pending::Reply(Box::new(Away(Self::new(answer)))))
+        };
         leave(away).map_err(S::Error::custom)?.serialize(serializer)
     }
 }
@@ -149,7 +152,7 @@ impl<M: Send + 'static> Address<M> {
         question: impl FnOnce(Reply<R>) -> M,
     ) -> Result<R, AskError> {
         let (sender, receiver) = oneshot::channel();
-        let posed = self.pose(trace, deadline, question(Reply::new(Answer::Local(sender))))?;
+        let posed = self.pose(trace, Some(deadline), question(Reply::new(Answer::Local(sender))))?;
         let (posted, mailbox) = match posed {
             Posed::Local(mailbox) => (None, Some(mailbox)),
             Posed::Remote(posted) => (Some(posted), None),

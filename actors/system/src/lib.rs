@@ -12,6 +12,7 @@ mod node;
 mod remote;
 mod shell;
 mod spec;
+mod stream;
 mod supervisor;
 mod trace;
 mod tree;
@@ -25,6 +26,7 @@ pub use node::Node;
 pub use remote::{Dropped, LinkEvent, LinkStats, RemoteLimits};
 pub use spec::{ActorSpec, Backoff, ChildSpec, Intensity, Restart, Strategy, SupervisorSpec};
 pub use starling_transport::{DownReason, NodeName, NodeNameError, Peer};
+pub use stream::{Items, Sink, SinkError, StreamError};
 pub use trace::{TraceContext, TraceparentError};
 pub use tree::{StartError, StopOutcome, Tree, TreeExit};
 

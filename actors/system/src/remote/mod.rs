@@ -12,8 +12,8 @@ pub use stats::{Dropped, LinkStats};
 
 pub(crate) use flow::Permit;
 pub(crate) use gate::{Exposed, Gate};
-pub(crate) use passage::{Asking, Pending, claim, leave};
-pub(crate) use session::Asked;
+pub(crate) use passage::{Asking, Home, Pending, Streaming, claim, claim_sink, leave};
+pub(crate) use session::{Asked, ItemError};
 pub(crate) use target::{Posted, RemoteTarget};
 pub(crate) use wire::Failure;
 
@@ -264,12 +264,9 @@ impl Arrival<'_> {
                 Ok(())
             }
             Frame::Tell(tell) => self.tell(&tell),
-            Frame::Answer { key, body } => {
-                self.session.answered(key, body);
-                Ok(())
-            }
-            Frame::Fail { key, items: _, failure } => {
-                self.session.failed(key, &failure);
+            Frame::Answer { key, body } => self.session.answered(key, body),
+            Frame::Fail { key, items, failure } => {
+                self.session.failed(key, items, &failure);
                 Ok(())
             }
             Frame::Cancel { key } => {
@@ -277,7 +274,8 @@ impl Arrival<'_> {
                 Ok(())
             }
             Frame::Credit { flow, bytes } => self.session.credited(flow, bytes),
-            Frame::Item { .. } | Frame::ItemCredit { .. } => Err("an item of no stream".to_owned()),
+            Frame::Item { key, body } => self.session.item(key, body),
+            Frame::ItemCredit { key, items } => self.session.item_credited(key, items),
         }
     }
 

@@ -18,9 +18,10 @@ enum Passage {
     In(Arrival),
 }
 
-/// The asking side of a reply that has travelled.
+/// The asking side of a reply or a sink that has travelled.
 pub(crate) enum Pending {
     Reply(Box<dyn Asking>),
+    Stream(Arc<dyn Streaming>),
 }
 
 /// Waits for one answer.
@@ -31,16 +32,50 @@ pub(crate) trait Asking: Send {
     fn fail(self: Box<Self>, failure: Failure);
 }
 
+/// Takes the items of one stream.
+pub(crate) trait Streaming: Send + Sync {
+    /// From now on the items come over this link.
+    fn at_home(&self, home: Home);
+    fn is_wanted(&self) -> bool;
+    /// True when the stream is over.
+    ///
+    /// # Errors
+    /// The rule that the peer broke.
+    fn item(&self, body: &[u8]) -> Result<bool, String>;
+    /// It ends after so many items. True when it is over.
+    fn end(&self, items: u64, failure: Failure) -> bool;
+}
+
+/// Where a stream comes from.
+pub(crate) struct Home {
+    pub session: Arc<Session>,
+    pub key: Key,
+}
+
+impl Home {
+    pub fn give_item_credit(&self, items: u32) {
+        self.session.send_item_credit(self.key, items);
+    }
+
+    /// Nobody takes items any more.
+    pub fn withdraw(&self) {
+        self.session.withdraw(self.key.request);
+    }
+}
+
 impl Pending {
     pub fn is_wanted(&self) -> bool {
         match self {
             Self::Reply(asking) => asking.is_wanted(),
+            Self::Stream(stream) => stream.is_wanted(),
         }
     }
 
+    /// Nothing more will come.
     pub fn fail(self, failure: Failure) {
         match self {
             Self::Reply(asking) => asking.fail(failure),
+            Self::Stream(stream) => drop(stream.end(0, failure)),
         }
     }
 }
@@ -116,29 +151,34 @@ impl Drop for Restore {
 }
 
 /// Hands the asking side of a reply over; the number under which the other side finds it.
-pub(crate) fn leave(pending: impl FnOnce() -> Option<Pending>) -> Result<u16, &'static str> {
+pub(crate) fn leave(pending: impl FnOnce() -> Result<Pending, &'static str>) -> Result<u16, &'static str> {
     PASSAGE.with_borrow_mut(|passage| match passage {
         Passage::Out(left) if left.len() < usize::from(REPLIES_MAX) => {
             let index = u16::try_from(left.len()).map_err(|_| "too many replies in one message")?;
-            left.push(pending().ok_or("this reply was given already")?);
+            left.push(pending()?);
             Ok(index)
         }
         Passage::Out(_) => Err("too many replies in one message"),
-        _ => Err("a reply can only travel inside a message to another node"),
+        _ => Err("replies and sinks can only travel inside a message to another node"),
     })
 }
 
 /// The answering side of the reply with this number.
 pub(crate) fn claim(index: u16) -> Result<Arc<Asked>, &'static str> {
+    claim_sink(index, 0)
+}
+
+/// The sending side of the stream with this number, with credit for so many items.
+pub(crate) fn claim_sink(index: u16, items_max: u32) -> Result<Arc<Asked>, &'static str> {
     PASSAGE.with_borrow_mut(|passage| {
         let Passage::In(arrival) = passage else {
-            return Err("a reply can only be read out of a message from another node");
+            return Err("replies and sinks can only be read out of a message from another node");
         };
         match arrival.claimed.get_mut(usize::from(index)) {
             Some(claimed) if !*claimed => *claimed = true,
             _ => return Err("no such reply is in this message"),
         }
         let key = Key { request: arrival.request, index };
-        Session::ask_arrives(&arrival.session, key, &arrival.fate)
+        Session::ask_arrives(&arrival.session, key, items_max, &arrival.fate)
     })
 }

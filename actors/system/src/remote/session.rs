@@ -1,7 +1,7 @@
 //! One link as the actors use it: the questions open in both directions, and the credit of both.
 
 use super::flow::{Flow, Window, WindowClosed};
-use super::passage::{Fate, Pending};
+use super::passage::{Fate, Home, Pending};
 use super::stats::Counters;
 use super::wire::{ALL_REPLIES, ENVELOPE_VERSION, Failure, Frame, Key};
 use super::{RemoteLimits, hash_of};
@@ -10,6 +10,8 @@ use starling_transport::{DownReason, Lane, Link, LinkError, codec};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Semaphore, TryAcquireError};
 
 /// Larger bodies go by streams of their own: on a lane they would hold up what comes behind them. A link of 1 Gbit/s takes half a
 /// millisecond for this much.
@@ -156,7 +158,7 @@ impl Session {
         }
         let asked = std::mem::take(&mut lock(&self.asked).open);
         for asked in asked.into_values() {
-            asked.wanted.store(false, Ordering::Release);
+            asked.close_in_silence();
         }
     }
 
@@ -173,11 +175,17 @@ impl Session {
     // -- our questions
 
     /// Keeps the replies of a message that is about to be sent.
-    pub fn await_answers(&self, request: u64, pending: Vec<Pending>) -> Result<(), PostError> {
+    pub fn await_answers(session: &Arc<Self>, request: u64, pending: Vec<Pending>) -> Result<(), PostError> {
         if pending.is_empty() {
             return Ok(());
         }
-        let mut asking = lock(&self.asking);
+        let keys = (0..).map(|index| Key { request, index });
+        for (key, pending) in keys.clone().zip(&pending) {
+            if let Pending::Stream(stream) = pending {
+                stream.at_home(Home { session: Arc::clone(session), key });
+            }
+        }
+        let mut asking = lock(&session.asking);
         if asking.closed {
             return Err(PostError::Down);
         }
@@ -192,14 +200,13 @@ impl Session {
             });
             asking.sweep_at = (asking.pending.len() * 2).max(64);
         }
-        let limit = self.limits.open_asks_max;
+        let limit = session.limits.open_asks_max;
         let fits = asking.pending.len() + pending.len() <= limit;
         if fits {
-            let keys = (0..).map(|index| Key { request, index });
             asking.pending.extend(keys.zip(pending));
         }
         drop(asking);
-        unwanted.into_iter().for_each(|key| self.send_cancel(key));
+        unwanted.into_iter().for_each(|key| session.send_cancel(key));
         if fits { Ok(()) } else { Err(PostError::TooManyAsks { limit }) }
     }
 
@@ -239,26 +246,71 @@ impl Session {
         keys.iter().filter_map(|key| asking.pending.remove(key)).collect()
     }
 
-    pub fn answered(&self, key: Key, body: &[u8]) {
+    pub fn answered(&self, key: Key, body: &[u8]) -> Result<(), String> {
         let pending = lock(&self.asking).pending.remove(&key);
         match pending {
             Some(Pending::Reply(asking)) => asking.answer(body),
+            Some(Pending::Stream(_)) => return Err("an answer to a stream".to_owned()),
             None => drop(self.counters.unwanted_answers.fetch_add(1, Ordering::Relaxed)),
+        }
+        Ok(())
+    }
+
+    pub fn failed(&self, key: Key, items: u64, failure: &Failure) {
+        if key.index == ALL_REPLIES {
+            self.take_all(key.request).into_iter().for_each(|pending| pending.fail(failure.clone()));
+            return;
+        }
+        let pending = {
+            let mut asking = lock(&self.asking);
+            match asking.pending.get(&key) {
+                // Stays: items that the end has overtaken are still to come.
+                Some(Pending::Stream(stream)) => Some(Pending::Stream(Arc::clone(stream))),
+                _ => asking.pending.remove(&key),
+            }
+        };
+        match pending {
+            Some(Pending::Stream(stream)) if stream.end(items, failure.clone()) => self.stream_is_over(key),
+            Some(Pending::Reply(asking)) => asking.fail(failure.clone()),
+            _ => {}
         }
     }
 
-    pub fn failed(&self, key: Key, failure: &Failure) {
-        let pending = match key.index {
-            ALL_REPLIES => self.take_all(key.request),
-            _ => lock(&self.asking).pending.remove(&key).into_iter().collect(),
+    fn stream_is_over(&self, key: Key) {
+        lock(&self.asking).pending.remove(&key);
+    }
+
+    /// # Errors
+    /// The rule that the peer broke.
+    pub fn item(&self, key: Key, body: &[u8]) -> Result<(), String> {
+        let stream = match lock(&self.asking).pending.get(&key) {
+            Some(Pending::Stream(stream)) => Arc::clone(stream),
+            Some(Pending::Reply(_)) => return Err("an item for a question of one answer".to_owned()),
+            None => {
+                self.counters.unwanted_answers.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
         };
-        pending.into_iter().for_each(|pending| pending.fail(failure.clone()));
+        if stream.item(body)? {
+            self.stream_is_over(key);
+        }
+        Ok(())
+    }
+
+    pub fn send_item_credit(&self, key: Key, items: u32) {
+        // A link that is down has told the peer already.
+        let _ = self.send(Way::Lane(Lane::Control), Frame::ItemCredit { key, items }.encode());
     }
 
     // -- the peer's questions
 
     /// A reply was found in a message of the peer.
-    pub fn ask_arrives(session: &Arc<Self>, key: Key, fate: &Arc<Fate>) -> Result<Arc<Asked>, &'static str> {
+    pub fn ask_arrives(
+        session: &Arc<Self>,
+        key: Key,
+        items_max: u32,
+        fate: &Arc<Fate>,
+    ) -> Result<Arc<Asked>, &'static str> {
         let mut table = lock(&session.asked);
         if table.open.contains_key(&key) {
             return Err("the same request is open already");
@@ -271,9 +323,17 @@ impl Session {
         if let Some(at) = cancelled {
             table.early_cancels.remove(at);
         }
-        let wanted = AtomicBool::new(cancelled.is_none() && !session.has_ended());
-        let asked = Arc::new(Asked { session: Arc::clone(session), key, wanted, fate: Arc::clone(fate) });
-        if asked.is_wanted() {
+        let asked = Arc::new(Asked {
+            session: Arc::clone(session),
+            key,
+            wanted: AtomicBool::new(true),
+            fate: Arc::clone(fate),
+            items_max,
+            items_left: Semaphore::new(items_max as usize),
+        });
+        if cancelled.is_some() || session.has_ended() {
+            asked.close_in_silence();
+        } else {
             table.open.insert(key, Arc::clone(&asked));
         }
         Ok(asked)
@@ -282,13 +342,25 @@ impl Session {
     pub fn cancelled(&self, key: Key) {
         let mut table = lock(&self.asked);
         if let Some(asked) = table.open.remove(&key) {
-            asked.wanted.store(false, Ordering::Release);
+            asked.close_in_silence();
             return;
         }
         if table.early_cancels.len() == EARLY_CANCELS_MAX {
             table.early_cancels.pop_front();
         }
         table.early_cancels.push_back(key);
+    }
+
+    /// # Errors
+    /// What is wrong with it.
+    pub fn item_credited(&self, key: Key, items: u32) -> Result<(), String> {
+        // One that is not open was ended or cancelled meanwhile.
+        let Some(asked) = lock(&self.asked).open.get(&key).cloned() else { return Ok(()) };
+        if asked.items_left.available_permits() + items as usize > asked.items_max as usize {
+            return Err(format!("credit for {items} items came back, more than were sent"));
+        }
+        asked.items_left.add_permits(items as usize);
+        Ok(())
     }
 
     /// Says that none of the replies of a message will come.
@@ -365,6 +437,16 @@ pub(crate) struct Asked {
     key: Key,
     wanted: AtomicBool,
     fate: Arc<Fate>,
+    /// 0: a question of one answer.
+    items_max: u32,
+    items_left: Semaphore,
+}
+
+/// Why an item was not sent.
+pub(crate) enum ItemError {
+    Full,
+    Unwanted,
+    Unsendable(String),
 }
 
 impl Asked {
@@ -381,21 +463,89 @@ impl Asked {
         }
     }
 
-    /// There is no answer. In silence while the message is in no mailbox: then its carrier answers for it.
+    /// There is no answer.
     pub fn give_up(&self, failure: Failure) {
+        self.end_items(0, failure);
+    }
+
+    /// Nothing comes after so many items. In silence while the message is in no mailbox: then its carrier answers for it.
+    pub fn end_items(&self, items: u64, failure: Failure) {
         let mailbox = self.fate.mailbox();
         if let (true, Some(mailbox)) = (self.close(), mailbox) {
             let died = failure == Failure::Dropped && mailbox.is_dead();
-            self.session.send_failure(self.key, 0, if died { Failure::Died } else { failure });
+            self.session.send_failure(self.key, items, if died { Failure::Died } else { failure });
         }
+    }
+
+    pub fn try_send_item(&self, body: &[u8]) -> Result<(), ItemError> {
+        match self.items_left.try_acquire() {
+            Ok(credit) => {
+                self.post_item(&Frame::Item { key: self.key, body }.encode())?;
+                credit.forget();
+                Ok(())
+            }
+            Err(TryAcquireError::NoPermits) => Err(ItemError::Full),
+            Err(TryAcquireError::Closed) => Err(ItemError::Unwanted),
+        }
+    }
+
+    pub async fn send_item(&self, body: &[u8]) -> Result<(), ItemError> {
+        let credit = self.items_left.acquire().await.map_err(|_| ItemError::Unwanted)?;
+        let frame = Frame::Item { key: self.key, body }.encode();
+        let mut pauses = Pauses::default();
+        while let Err(error) = self.post_item(&frame) {
+            match error {
+                ItemError::Full => pauses.pause().await,
+                error => return Err(error),
+            }
+        }
+        credit.forget();
+        Ok(())
+    }
+
+    /// All items of a stream take one lane, so they keep their order.
+    fn post_item(&self, frame: &Bytes) -> Result<(), ItemError> {
+        if !self.is_wanted() {
+            return Err(ItemError::Unwanted);
+        }
+        self.session.send(Way::Lane(lane_of(self.key.request)), frame.clone()).map_err(|error| match error {
+            LinkError::Full { .. } => ItemError::Full,
+            LinkError::Down { .. } => ItemError::Unwanted,
+            error @ LinkError::TooLarge { .. } => ItemError::Unsendable(error.to_string()),
+        })
     }
 
     /// True for the first who closes it, if the peer still waits.
     fn close(&self) -> bool {
-        let wanted = self.wanted.swap(false, Ordering::AcqRel);
+        let wanted = self.close_in_silence();
         if wanted {
             lock(&self.session.asked).open.remove(&self.key);
         }
         wanted
+    }
+
+    /// Leaves the table alone, which may be locked.
+    fn close_in_silence(&self) -> bool {
+        self.items_left.close();
+        self.wanted.swap(false, Ordering::AcqRel)
+    }
+}
+
+/// A link says that its queue is full, not when it no longer is. So it is asked again after 1 ms, then after twice as long, up to
+/// 32 ms: about what a full queue of the default size takes at 5 Gbit/s.
+pub(crate) struct Pauses(Duration);
+
+const PAUSE_MAX: Duration = Duration::from_millis(32);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(Duration::from_millis(1))
+    }
+}
+
+impl Pauses {
+    pub async fn pause(&mut self) {
+        tokio::time::sleep(self.0).await;
+        self.0 = (self.0 * 2).min(PAUSE_MAX);
     }
 }

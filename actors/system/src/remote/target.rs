@@ -2,7 +2,7 @@
 
 use super::flow::{Window, cost};
 use super::passage::{Pending, outward};
-use super::session::{LANE_BYTES_MAX, PostError, Session, Way, lane_of};
+use super::session::{LANE_BYTES_MAX, Pauses, PostError, Session, Way, lane_of};
 use super::wire::{Frame, NAME_BYTES_MAX, Tell};
 use super::{Remote, hash_of, type_hash};
 use crate::trace::TraceContext;
@@ -14,10 +14,6 @@ use starling_transport::codec::{self, CodecError};
 use starling_transport::{Lane, LinkError, NodeName};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// A link says that its queue is full, not when it no longer is: so it is asked again after this, then after twice as long.
-const QUEUE_RETRY_FIRST: Duration = Duration::from_millis(1);
-const QUEUE_RETRY_MAX: Duration = Duration::from_millis(32);
 
 pub(crate) struct RemoteTarget<M> {
     remote: Arc<Remote>,
@@ -135,7 +131,7 @@ impl<M> RemoteTarget<M> {
         }
         let Letter { frame, way, request, pending } = letter;
         let mut underway = Underway { route: &route, cost: cost.unwrap_or(0), request: 0 };
-        route.session.await_answers(request, pending).map_err(|error| self.refused(error))?;
+        Session::await_answers(&route.session, request, pending).map_err(|error| self.refused(error))?;
         underway.request = request;
         route.session.send(way, frame).map_err(|error| self.refused(error.into()))?;
         underway.sent();
@@ -153,16 +149,14 @@ impl<M> RemoteTarget<M> {
             underway.cost = cost;
         }
         let Letter { frame, way, request, pending } = letter;
-        route.session.await_answers(request, pending).map_err(|error| self.refused(error))?;
+        Session::await_answers(&route.session, request, pending).map_err(|error| self.refused(error))?;
         underway.request = request;
-        let mut pause = QUEUE_RETRY_FIRST;
-        loop {
-            match route.session.send(way, frame.clone()) {
-                Ok(()) => break,
-                Err(LinkError::Full { .. }) => tokio::time::sleep(pause).await,
-                Err(error) => return Err(self.refused(error.into())),
+        let mut pauses = Pauses::default();
+        while let Err(error) = route.session.send(way, frame.clone()) {
+            match error {
+                LinkError::Full { .. } => pauses.pause().await,
+                error => return Err(self.refused(error.into())),
             }
-            pause = (pause * 2).min(QUEUE_RETRY_MAX);
         }
         underway.sent();
         Ok(())

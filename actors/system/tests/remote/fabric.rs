@@ -10,6 +10,9 @@ pub fn node_name(name: &str) -> NodeName {
     NodeName::new(name).unwrap()
 }
 
+/// The largest body of every fabric: small, because unoptimised code encodes it byte by byte.
+pub const BULK_BYTES_MAX: usize = 2 << 20;
+
 /// A kind of mesh.
 pub trait Fabric: Sized {
     async fn new() -> Self;
@@ -48,7 +51,8 @@ impl Fabric for Memory {
             *lives
         };
         let peer = Peer { name: node_name(name), incarnation };
-        let mesh = self.network.join(peer, memory::Limits::default(), handler);
+        let limits = memory::Limits { bulk_bytes_max: BULK_BYTES_MAX, ..memory::Limits::default() };
+        let mesh = self.network.join(peer, limits, handler);
         self.meshes.lock().unwrap().insert(name.to_owned(), mesh);
     }
 

@@ -38,7 +38,7 @@ impl Actor for Watcher {
     }
 }
 
-async fn watch(node: &Node) -> mpsc::UnboundedReceiver<String> {
+pub async fn watch(node: &Node) -> mpsc::UnboundedReceiver<String> {
     let (sender, receiver) = mpsc::unbounded_channel();
     let spec = SupervisorSpec::new("watching", Strategy::OneForOne);
     // Events pass a full mailbox.
@@ -47,7 +47,7 @@ async fn watch(node: &Node) -> mpsc::UnboundedReceiver<String> {
     receiver
 }
 
-async fn expect(lines: &mut mpsc::UnboundedReceiver<String>, expected: &[&str]) {
+pub async fn expect(lines: &mut mpsc::UnboundedReceiver<String>, expected: &[&str]) {
     for line in expected {
         let next = tokio::time::timeout(PATIENCE, lines.recv()).await.expect("nothing happened");
         assert_eq!(next.as_deref(), Some(*line));

@@ -4,6 +4,8 @@
 mod support;
 
 mod fabric;
+mod hostile;
 mod links;
 mod messages;
 mod probe;
+mod streams;

@@ -1,9 +1,9 @@
 //! Tells and asks to another node.
 
-use crate::fabric::{Fabric, Memory, Two, node_name, over_every_fabric};
+use crate::fabric::{BULK_BYTES_MAX, Fabric, Memory, Two, node_name, over_every_fabric};
 use crate::probe::{self, Order, Seen, count, start};
 use crate::support::{PATIENCE, TRACE, until};
-use starling_actors::{AskError, Limit, RemoteLimits, SendError, TraceContext};
+use starling_actors::{AskError, Carrier, Limit, RemoteLimits, SendError, TraceContext};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -23,6 +23,11 @@ over_every_fabric!(
     large_bodies_travel_both_ways,
     a_sender_without_credit_is_refused_and_accepted_again,
     every_reply_of_a_message_is_answered_by_itself,
+    a_full_mailbox_of_another_node_refuses_and_gives_the_credit_back,
+    memory_stays_flat_while_many_tell_a_slow_actor,
+    rounds_need_no_credit,
+    networks_of_one_process_share_nothing,
+    a_patient_sender_waits_for_a_full_mailbox_of_its_own_node,
 );
 
 async fn tells_of_one_sender_arrive_in_order<F: Fabric>() {
@@ -209,12 +214,12 @@ async fn large_bodies_travel_both_ways<F: Fabric>() {
     let two = Two::<F>::linked().await;
     start(&two.b, "probe").await;
     let address = two.a.remote::<Order>(&node_name("b"), "probe");
-    for bytes in [60 << 10, 65 << 10, 3 << 20] {
+    for bytes in [60 << 10, 65 << 10, 1 << 20] {
         let body: Vec<u8> = (0..bytes).map(|index: u32| index.to_le_bytes()[0]).collect();
         let echo = address.ask(TRACE, PATIENCE, |reply| Order::Echo(body.clone(), reply)).await;
         assert!(echo == Ok(body), "{bytes} bytes");
     }
-    let huge = address.tell(TRACE, Order::Bytes(vec![0; 80 << 20]));
+    let huge = address.tell(TRACE, Order::Bytes(vec![0; BULK_BYTES_MAX]));
     assert!(matches!(huge, Err(SendError::TooLarge { .. })), "{huge:?}");
 }
 
@@ -274,6 +279,135 @@ async fn every_reply_of_a_message_is_answered_by_itself<F: Fabric>() {
     let first = address.ask(TRACE, PATIENCE, |first| Order::Both(first, second)).await;
     assert_eq!(first, Ok(1));
     assert_eq!(asking.await.unwrap(), Err(AskError::NoReply { name: "probe@b".into() }));
+}
+
+async fn a_full_mailbox_of_another_node_refuses_and_gives_the_credit_back<F: Fabric>() {
+    let limits = RemoteLimits { window_bytes: 4 << 10, ..RemoteLimits::default() };
+    let two = Two::<F>::linked_with(limits).await;
+    let seen = Seen::default();
+    probe::start_spec(&two.b, "probe", probe::spec("probe", &seen).mailbox_messages_max(3)).await;
+    let gate = seen.gate();
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    address.tell(TRACE, Order::Block).unwrap();
+    until("it stands at the gate", || seen.is_blocked()).await;
+    // Far more than the window: what is dropped costs nothing for long.
+    for note in 0..1_000 {
+        address.send(TRACE, Order::Note(note)).await.unwrap();
+    }
+    let full = SendError::Full { name: "probe@b".into(), limit: Limit::MailboxMessages(3) };
+    let refused = address.ask(TRACE, PATIENCE, Order::Count).await;
+    assert_eq!(refused, Err(AskError::Undelivered(full)));
+    assert_eq!(two.b.link_stats()[0].dropped.mailbox_full, 998);
+    drop(gate);
+    until("all is read", || seen.notes().len() == 3).await;
+    assert_eq!(seen.notes(), [0, 1, 2]);
+}
+
+async fn memory_stays_flat_while_many_tell_a_slow_actor<F: Fabric>() {
+    const WINDOW_BYTES: u32 = 64 << 10;
+    const BODY_BYTES: u32 = 1_000;
+    let two = Two::<F>::linked_with(RemoteLimits { window_bytes: WINDOW_BYTES, ..RemoteLimits::default() }).await;
+    let seen = start(&two.b, "probe").await;
+    let gate = seen.gate();
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    address.send(TRACE, Order::Block).await.unwrap();
+    until("it stands at the gate", || seen.is_blocked()).await;
+    let senders: Vec<_> = (0..4)
+        .map(|_| {
+            let address = address.clone();
+            tokio::spawn(async move {
+                for _ in 0..500 {
+                    address.send(TRACE, Order::Bytes(vec![0; BODY_BYTES as usize])).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    let held = || two.b.link_stats()[0].held_bytes;
+    until("the window is used", || held() > u64::from(WINDOW_BYTES - 2 * BODY_BYTES)).await;
+    let gate = std::cell::Cell::new(Some(gate));
+    until("all arrived", || {
+        let depth = crate::support::stats(&two.b, "probe").depth;
+        assert!(held() <= WINDOW_BYTES.into(), "{} bytes", held());
+        assert!(depth <= WINDOW_BYTES / BODY_BYTES, "{depth} messages");
+        drop(gate.take());
+        seen.notes().len() == 2_000
+    })
+    .await;
+    for sender in senders {
+        sender.await.unwrap();
+    }
+    until("nothing is held", || held() == 0).await;
+}
+
+async fn rounds_need_no_credit<F: Fabric>() {
+    let limits = RemoteLimits { window_bytes: 1 << 10, ..RemoteLimits::default() };
+    let two = Two::<F>::linked_with(limits).await;
+    let seen = start(&two.b, "probe").await;
+    let gate = seen.gate();
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    address.send(TRACE, Order::Block).await.unwrap();
+    until("it stands at the gate", || seen.is_blocked()).await;
+    while address.tell(TRACE, Order::Note(0)).is_ok() {}
+    let rounds = address.over(Carrier::Rounds);
+    for note in 1..=1_000 {
+        rounds.tell(TRACE, Order::Note(note)).unwrap();
+    }
+    drop(gate);
+    assert!(count(&rounds).await >= 1_000);
+    let notes = seen.notes();
+    assert!(notes.into_iter().filter(|note| *note > 0).eq(1..=1_000));
+    assert_eq!(two.b.address::<Order>("probe").over(Carrier::Rounds).name(), "probe");
+}
+
+async fn networks_of_one_process_share_nothing<F: Fabric>() {
+    let (first, second) = (Two::<F>::linked().await, Two::<F>::linked().await);
+    start(&first.b, "probe").await;
+    let on_first = first.a.remote::<Order>(&node_name("b"), "probe");
+    let on_second = second.a.remote::<Order>(&node_name("b"), "probe");
+    on_first.tell(TRACE, Order::Note(1)).unwrap();
+    let refused = on_second.ask(TRACE, PATIENCE, Order::Count).await;
+    assert!(matches!(refused, Err(AskError::Undelivered(SendError::NotExposed { .. }))), "{refused:?}");
+    first.fabric.cut("a", "b").await;
+    first.are_apart().await;
+    assert!(on_second.is_running() && !on_first.is_running());
+    start(&second.b, "probe").await;
+    assert_eq!(count(&on_second).await, 0);
+}
+
+async fn a_patient_sender_waits_for_a_full_mailbox_of_its_own_node<F: Fabric>() {
+    let two = Two::<F>::linked().await;
+    let seen = Seen::default();
+    probe::start_spec(&two.a, "probe", probe::spec("probe", &seen).mailbox_messages_max(2)).await;
+    let address = two.a.address::<Order>("probe");
+    let gate = seen.gate();
+    address.send(TRACE, Order::Block).await.unwrap();
+    until("it stands at the gate", || seen.is_blocked()).await;
+    let senders: Vec<_> = (0..20)
+        .map(|note| {
+            let address = address.clone();
+            tokio::spawn(async move { address.send(TRACE, Order::Note(note)).await })
+        })
+        .collect();
+    until("the mailbox is full", || crate::support::stats(&two.a, "probe").depth >= 2).await;
+    assert!(matches!(address.tell(TRACE, Order::Note(99)), Err(SendError::Full { .. })));
+    drop(gate);
+    for sender in senders {
+        sender.await.unwrap().unwrap();
+    }
+    until("all arrived", || seen.notes().len() == 20).await;
+    // Whoever waits when the actor ends for good hears of it.
+    let gate = seen.gate();
+    address.send(TRACE, Order::Block).await.unwrap();
+    until("it stands at the gate", || seen.is_blocked()).await;
+    address.tell(TRACE, Order::Panic).unwrap();
+    address.tell(TRACE, Order::Note(0)).unwrap();
+    let sender = tokio::spawn({
+        let address = address.clone();
+        async move { address.send(TRACE, Order::Note(100)).await }
+    });
+    drop(gate);
+    // To the old life, to nobody or to the new one: but it ends.
+    let _ = sender.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

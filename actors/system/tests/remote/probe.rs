@@ -3,7 +3,7 @@
 use crate::support::PATIENCE;
 use serde::{Deserialize, Serialize};
 use starling_actors::{Actor, ActorError, ActorSpec, Address, Backoff, Context, Node, Reply};
-use starling_actors::{Strategy, SupervisorSpec, TraceContext};
+use starling_actors::{Sink, Strategy, SupervisorSpec, TraceContext};
 use std::sync::{Arc, Mutex, mpsc};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,8 +23,21 @@ pub enum Order {
     PanicOn(Reply<u64>),
     Panic,
     Stop,
+    /// Sends 0 and so on, as many as it says, and ends the stream as told.
+    Numbers(u64, End, Sink<u64>),
+    /// Keeps the sink; `Push` sends into all that are kept and answers how many took the item.
+    KeepSink(Sink<u64>),
+    Push(u64, Reply<u64>),
+    FinishSinks,
+    PanicOnSink(Sink<u64>),
     /// Takes the next message only once the gate is opened.
     Block,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum End {
+    Finish,
+    Drop,
 }
 
 /// What a probe shares with its test.
@@ -56,6 +69,7 @@ struct Probe {
     seen: Seen,
     notes: u64,
     kept: Vec<Reply<u64>>,
+    sinks: Vec<Sink<u64>>,
 }
 
 impl Actor for Probe {
@@ -82,6 +96,27 @@ impl Actor for Probe {
             Order::PanicOn(_reply) => panic!("told to"),
             Order::Panic => panic!("told to"),
             Order::Stop => context.stop(),
+            Order::Numbers(count, end, mut sink) => {
+                // The stream is slower than the handler may be.
+                tokio::spawn(async move {
+                    for number in 0..count {
+                        if sink.send(number).await.is_err() {
+                            return;
+                        }
+                    }
+                    match end {
+                        End::Finish => sink.finish(),
+                        End::Drop => drop(sink),
+                    }
+                });
+            }
+            Order::KeepSink(sink) => self.sinks.push(sink),
+            Order::Push(number, reply) => {
+                let taken = self.sinks.iter_mut().filter_map(|sink| sink.try_send(number).ok()).count();
+                reply.send(taken as u64);
+            }
+            Order::FinishSinks => self.sinks.drain(..).for_each(Sink::finish),
+            Order::PanicOnSink(_sink) => panic!("told to"),
             Order::Block => {
                 let gate = self.seen.gate.lock().unwrap().take();
                 let _ = gate.map(|gate| gate.recv());
@@ -93,7 +128,7 @@ impl Actor for Probe {
 
 pub fn spec(name: &str, seen: &Seen) -> ActorSpec {
     let seen = seen.clone();
-    ActorSpec::new(name, move || Probe { seen: seen.clone(), notes: 0, kept: Vec::new() })
+    ActorSpec::new(name, move || Probe { seen: seen.clone(), notes: 0, kept: Vec::new(), sinks: Vec::new() })
 }
 
 /// Starts an exposed probe.
