@@ -20,7 +20,7 @@ const FRAMES_A_TURN: u32 = 64;
 pub struct Limits {
     pub frame_bytes_max: usize,
     pub bulk_bytes_max: usize,
-    /// Of a QUIC datagram on a path of 1200 bytes something more than this fits.
+    /// By default what a QUIC datagram holds on any path, rounded down.
     pub datagram_bytes_max: usize,
     /// Messages and bulk that wait for one peer.
     pub queue_bytes_max: usize,
@@ -534,5 +534,256 @@ impl Port for Side {
             reason => DownReason::Lost(format!("closed by the peer: {reason}")),
         };
         self.wire.end(self.side, &reason, &other);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::Future;
+
+    /// Generous: only a hang meets it.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Writes down what it is told.
+    #[derive(Default)]
+    struct Recorder {
+        lines: Mutex<Vec<String>>,
+        changed: Notify,
+    }
+
+    impl Recorder {
+        fn write(&self, line: String) {
+            self.lines.lock().unwrap().push(line);
+            self.changed.notify_one();
+        }
+
+        fn lines(&self) -> Vec<String> {
+            self.lines.lock().unwrap().clone()
+        }
+
+        async fn until(&self, last: &str) -> Vec<String> {
+            let waiting = async {
+                while self.lines().last().is_none_or(|line| line != last) {
+                    self.changed.notified().await;
+                }
+            };
+            let waited = tokio::time::timeout(PATIENCE, waiting).await;
+            waited.unwrap_or_else(|_| panic!("never: {last}; {:?}", self.lines()));
+            self.lines()
+        }
+    }
+
+    impl Handler for Recorder {
+        fn up(&self, link: &Link) {
+            self.write(format!("{}.{} up", link.peer().name, link.peer().incarnation));
+        }
+
+        fn down(&self, link: &Link, reason: &DownReason) {
+            assert!(!link.is_up());
+            self.write(format!("{}.{} down: {reason}", link.peer().name, link.peer().incarnation));
+        }
+
+        fn frame(&self, _link: &Link, lane: Lane, frame: Bytes) {
+            self.write(format!("{lane:?} {}", String::from_utf8_lossy(&frame)));
+        }
+
+        fn bulk(&self, _link: &Link, body: Bytes) {
+            self.write(format!("bulk {}", body.len()));
+        }
+
+        fn datagram(&self, _link: &Link, datagram: Bytes) {
+            self.write(format!("datagram {}", datagram.len()));
+        }
+
+        fn refused(&self, peer: &str, why: &str) {
+            self.write(format!("{peer} refused: {why}"));
+        }
+    }
+
+    fn name(name: &str) -> NodeName {
+        NodeName::new(name).unwrap()
+    }
+
+    struct Place {
+        mesh: Mesh,
+        heard: Arc<Recorder>,
+    }
+
+    fn join(network: &Network, of: &str, incarnation: u64) -> Place {
+        let heard = Arc::new(Recorder::default());
+        let limits = Limits {
+            frame_bytes_max: 100,
+            bulk_bytes_max: 300,
+            datagram_bytes_max: 10,
+            queue_bytes_max: 400,
+            lanes: 2,
+        };
+        let peer = Peer { name: name(of), incarnation };
+        Place { mesh: network.join(peer, limits, Arc::clone(&heard) as _), heard }
+    }
+
+    async fn pair() -> (Network, Place, Place) {
+        let network = Network::new();
+        let (a, b) = (join(&network, "a", 1), join(&network, "b", 1));
+        a.mesh.connect(&name("b"));
+        a.heard.until("b.1 up").await;
+        b.heard.until("a.1 up").await;
+        (network, a, b)
+    }
+
+    fn text(text: &str) -> Bytes {
+        Bytes::copy_from_slice(text.as_bytes())
+    }
+
+    #[tokio::test]
+    async fn lanes_keep_their_order_and_control_goes_first() {
+        let (_network, a, b) = pair().await;
+        let link = &a.mesh.links()[0];
+        // Nothing is handed over before the next await.
+        link.send_bulk(text("large")).unwrap();
+        for number in 0..3 {
+            link.send(Lane::Messages(0), text(&format!("m{number}"))).unwrap();
+            link.send(Lane::Messages(3), text(&format!("n{number}"))).unwrap();
+            link.send(Lane::Rounds, text(&format!("r{number}"))).unwrap();
+            link.send(Lane::Control, text(&format!("c{number}"))).unwrap();
+        }
+        link.send_datagram(text("d")).unwrap();
+        assert_eq!(link.queued_bytes(), 5 + 12 * 2 + 1);
+        let lines = b.heard.until("bulk 5").await;
+        let expected = [
+            "a.1 up",
+            "datagram 1",
+            "Control c0",
+            "Control c1",
+            "Control c2",
+            "Rounds r0",
+            "Rounds r1",
+            "Rounds r2",
+            "Messages(0) m0",
+            "Messages(1) n0",
+            "Messages(0) m1",
+            "Messages(1) n1",
+            "Messages(0) m2",
+            "Messages(1) n2",
+            "bulk 5",
+        ];
+        assert_eq!(lines, expected);
+        assert_eq!(link.queued_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn messages_beyond_the_queue_are_refused_and_control_is_not() {
+        let (_network, a, b) = pair().await;
+        let link = &a.mesh.links()[0];
+        let peer = name("b");
+        let frame = Bytes::from(vec![b'x'; 100]);
+        for _ in 0..4 {
+            link.send(Lane::Messages(0), frame.clone()).unwrap();
+        }
+        let full = LinkError::Full { peer: peer.clone(), queued: 400, limit: 400 };
+        assert_eq!(link.send(Lane::Messages(1), text("x")), Err(full.clone()));
+        assert_eq!(link.send_bulk(text("x")), Err(full));
+        link.send(Lane::Control, frame.clone()).unwrap();
+        link.send(Lane::Rounds, frame.clone()).unwrap();
+        let too_large = |bytes, limit| Err(LinkError::TooLarge { peer: peer.clone(), bytes, limit });
+        assert_eq!(link.send(Lane::Control, Bytes::from(vec![0; 101])), too_large(101, 100));
+        assert_eq!(link.send_bulk(Bytes::from(vec![0; 301])), too_large(301, 300));
+        assert_eq!(link.send_datagram(Bytes::from(vec![0; 11])), too_large(11, 10));
+        let last = format!("Messages(0) {}", "x".repeat(100));
+        b.heard.until(&last).await;
+        link.send(Lane::Messages(0), text("room again")).unwrap();
+        b.heard.until("Messages(0) room again").await;
+    }
+
+    #[tokio::test]
+    async fn a_cut_loses_the_link_on_both_sides_and_healing_brings_another() {
+        let (network, a, b) = pair().await;
+        let link = a.mesh.links()[0].clone();
+        link.send(Lane::Messages(0), text("lost")).unwrap();
+        network.cut(&name("a"), &name("b"));
+        assert!(!link.is_up() && a.mesh.links().is_empty());
+        assert_eq!(link.send(Lane::Control, text("x")), Err(LinkError::Down { peer: name("b") }));
+        assert_eq!(a.heard.until("b.1 down: connection lost: cut").await.len(), 2);
+        assert_eq!(b.heard.until("a.1 down: connection lost: cut").await.len(), 2, "what was queued is lost");
+        b.mesh.connect(&name("a"));
+        assert!(b.mesh.links().is_empty());
+        network.heal(&name("a"), &name("b"));
+        a.heard.until("b.1 up").await;
+        b.heard.until("a.1 up").await;
+        assert_eq!((a.mesh.links().len(), b.mesh.links().len()), (1, 1));
+        assert!(!link.is_up(), "the old link stays down");
+    }
+
+    #[tokio::test]
+    async fn another_life_of_a_name_replaces_its_link() {
+        let (network, a, old) = pair().await;
+        let new = join(&network, "b", 2);
+        // The wish of `a` stands.
+        let lines = a.heard.until("b.2 up").await;
+        assert_eq!(lines, ["b.1 up", "b.1 down: replaced by another connection", "b.2 up"]);
+        new.heard.until("a.1 up").await;
+        let lost = "a.1 down: connection lost: another life of this name joined";
+        old.heard.until(lost).await;
+        assert!(old.mesh.links().is_empty());
+        // The old life can do nothing any more, not even by its end.
+        old.mesh.connect(&name("a"));
+        drop(old);
+        assert_eq!(a.mesh.links()[0].peer().incarnation, 2);
+    }
+
+    #[tokio::test]
+    async fn closing_hands_over_what_was_taken_and_says_goodbye() {
+        let (_network, a, b) = pair().await;
+        let link = a.mesh.links()[0].clone();
+        for number in 0..3 {
+            link.send(Lane::Messages(0), text(&format!("m{number}"))).unwrap();
+        }
+        a.mesh.close(PATIENCE).await;
+        let lines = b.heard.until("a.1 down: peer said goodbye").await;
+        assert_eq!(lines[1..4], ["Messages(0) m0", "Messages(0) m1", "Messages(0) m2"]);
+        a.heard.until("b.1 down: this side closed it").await;
+        a.mesh.connect(&name("b"));
+        assert!(a.mesh.links().is_empty(), "it has left");
+    }
+
+    #[tokio::test]
+    async fn whoever_closes_a_link_names_the_reason_and_it_stays_down_until_asked_for() {
+        let (_network, a, b) = pair().await;
+        b.mesh.links()[0].close(DownReason::Violation("nonsense".to_owned()));
+        b.heard.until("a.1 down: protocol violation: nonsense").await;
+        a.heard.until("b.1 down: connection lost: closed by the peer: protocol violation: nonsense").await;
+        assert!(a.mesh.links().is_empty());
+        a.mesh.connect(&name("b"));
+        a.heard.until("b.1 up").await;
+    }
+
+    #[tokio::test]
+    async fn a_link_is_made_when_the_other_name_joins_and_only_one() {
+        let network = Network::new();
+        let a = join(&network, "a", 1);
+        a.mesh.connect(&name("a"));
+        a.mesh.connect(&name("b"));
+        a.mesh.connect(&name("b"));
+        let b = join(&network, "b", 5);
+        b.mesh.connect(&name("a"));
+        a.heard.until("b.5 up").await;
+        b.heard.until("a.1 up").await;
+        assert_eq!((a.heard.lines().len(), a.mesh.links().len()), (1, 1));
+        // Who goes without a word is lost.
+        drop(b.mesh);
+        a.heard.until("b.5 down: connection lost: its mesh was dropped").await;
+        network.crash(&name("a"));
+        assert!(a.mesh.links().is_empty());
+    }
+
+    #[test]
+    fn tasks_of_the_network_can_move_between_threads() {
+        fn is_send(_: impl Future + Send) {}
+        let network = Network::new();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let _inside = runtime.enter();
+        let place = join(&network, "a", 1);
+        is_send(place.mesh.close(PATIENCE));
     }
 }

@@ -25,7 +25,7 @@ use starling_transport::{DownReason, Handler, Lane, Link, NodeName, Peer};
 use stats::Counters;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use wire::{Frame, Tell};
 
 /// What one link may hold.
@@ -88,11 +88,12 @@ pub(crate) struct Remote {
     sessions: RwLock<BTreeMap<NodeName, Arc<Session>>>,
     gates: RwLock<BTreeMap<Arc<str>, Arc<dyn Gate>>>,
     counters: Mutex<BTreeMap<NodeName, Arc<Counters>>>,
-    /// Locked while an event is told, so that all hear of all events in one order.
-    listeners: Mutex<BTreeMap<Arc<str>, Listener>>,
+    /// By the name of who listens. Locked before `sessions`, and while an event is told: so all hear of all events in one order.
+    listeners: Mutex<Listeners>,
 }
 
 pub(crate) type Listener = Box<dyn Fn(LinkEvent) + Send + Sync>;
+type Listeners = BTreeMap<Arc<str>, Listener>;
 type Sessions = BTreeMap<NodeName, Arc<Session>>;
 
 impl Remote {
@@ -106,36 +107,42 @@ impl Remote {
 
     /// The session to the peer of this name, when messages may be sent.
     pub fn session(&self, name: &NodeName) -> Option<Arc<Session>> {
-        self.read_sessions().get(name).filter(|session| session.is_ready()).cloned()
+        self.read_sessions().get(name).filter(|session| session.is_usable()).cloned()
     }
 
     pub fn links(&self) -> Vec<Link> {
         let sessions = self.read_sessions();
-        sessions.values().filter(|session| session.is_ready()).map(|session| session.link.clone()).collect()
+        sessions.values().filter(|session| session.is_usable()).map(|session| session.link.clone()).collect()
     }
 
     pub fn stats(&self) -> Vec<LinkStats> {
         let sessions = self.read_sessions();
         let counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
-        let open_asks = |name| sessions.get(name).filter(|session| session.is_ready()).map(|open| open.open_asks());
-        counters.iter().map(|(name, counters)| counters.read(name.clone(), open_asks(name))).collect()
+        let open = |name| sessions.get(name).filter(|session| session.is_usable()).map(|session| session.open_asks());
+        counters.iter().map(|(name, counters)| counters.read(name.clone(), open(name))).collect()
     }
 
     /// Tells `listener` of the links that are up, and from now on of every event. It replaces the one of the same name.
     pub fn listen(&self, name: Arc<str>, listener: Listener) {
         let mut listeners = self.lock_listeners();
-        for link in self.links() {
-            listener(LinkEvent::Up(link.peer().clone()));
+        // Also those that are down, but whose end is still to be told.
+        let sessions: Vec<_> = self.read_sessions().values().cloned().collect();
+        for session in sessions.iter().filter(|session| session.told.load(Ordering::Relaxed)) {
+            listener(LinkEvent::Up(session.link.peer().clone()));
         }
         listeners.insert(name, listener);
     }
 
-    fn lock_listeners(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Listener>> {
+    fn lock_listeners(&self) -> MutexGuard<'_, Listeners> {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read_sessions(&self) -> std::sync::RwLockReadGuard<'_, Sessions> {
+    fn read_sessions(&self) -> RwLockReadGuard<'_, Sessions> {
         self.sessions.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_sessions(&self) -> RwLockWriteGuard<'_, Sessions> {
+        self.sessions.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn counters(&self, name: &NodeName) -> Arc<Counters> {
@@ -155,7 +162,7 @@ fn is_same(a: &Link, b: &Link) -> bool {
     std::ptr::eq(a.peer(), b.peer())
 }
 
-fn tell_all(listeners: &BTreeMap<Arc<str>, Listener>, event: &LinkEvent) {
+fn tell_all(listeners: &Listeners, event: &LinkEvent) {
     listeners.values().for_each(|listener| listener(event.clone()));
 }
 
@@ -188,26 +195,23 @@ impl Handler for MeshHandler {
         let Some(remote) = self.remote.upgrade() else { return };
         let name = link.peer().name.clone();
         let session = Arc::new(Session::new(link.clone(), self.limits, remote.counters(&name)));
-        let before = {
-            let mut sessions = remote.sessions.write().unwrap_or_else(PoisonError::into_inner);
-            sessions.insert(name, Arc::clone(&session))
-        };
+        let listeners = remote.lock_listeners();
+        let before = remote.write_sessions().insert(name, Arc::clone(&session));
         if let Some(before) = before {
-            remote.ended(&before, &DownReason::Replaced);
+            ended(&listeners, &before, &DownReason::Replaced);
         }
+        drop(listeners);
         session.send_hello();
     }
 
     fn down(&self, link: &Link, reason: &DownReason) {
         let Some(remote) = self.remote.upgrade() else { return };
-        let removed = {
-            let mut sessions = remote.sessions.write().unwrap_or_else(PoisonError::into_inner);
-            let name = &link.peer().name;
-            let is_this = sessions.get(name).is_some_and(|session| is_same(&session.link, link));
-            is_this.then(|| sessions.remove(name)).flatten()
-        };
-        if let Some(session) = removed {
-            remote.ended(&session, reason);
+        let name = &link.peer().name;
+        let listeners = remote.lock_listeners();
+        let session = remote.read_sessions().get(name).filter(|session| is_same(&session.link, link)).cloned();
+        if let Some(session) = session {
+            remote.write_sessions().remove(name);
+            ended(&listeners, &session, reason);
         }
     }
 
@@ -229,13 +233,10 @@ impl Handler for MeshHandler {
     }
 }
 
-impl Remote {
-    fn ended(&self, session: &Session, reason: &DownReason) {
-        let listeners = self.lock_listeners();
-        session.end();
-        if session.told.load(Ordering::Relaxed) {
-            tell_all(&listeners, &LinkEvent::Down(session.link.peer().clone(), reason.clone()));
-        }
+fn ended(listeners: &Listeners, session: &Session, reason: &DownReason) {
+    session.end();
+    if session.told.load(Ordering::Relaxed) {
+        tell_all(listeners, &LinkEvent::Down(session.link.peer().clone(), reason.clone()));
     }
 }
 

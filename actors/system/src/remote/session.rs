@@ -98,17 +98,24 @@ impl Session {
         }
     }
 
-    /// Whether messages may be sent: both sides said hello and the link is up.
+    /// Whether the peer said hello and no end was heard of. A send finds out the rest.
     pub fn is_ready(&self) -> bool {
         self.peer_window.get().is_some() && !self.has_ended()
+    }
+
+    /// Whether messages may be sent right now.
+    pub fn is_usable(&self) -> bool {
+        self.is_ready() && self.link.is_up()
     }
 
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    pub fn open_asks(&self) -> usize {
-        lock(&self.asking).pending.len()
+    /// Questions of this node and of the peer.
+    pub fn open_asks(&self) -> (usize, usize) {
+        let asking = lock(&self.asking).pending.len();
+        (asking, lock(&self.asked).open.len())
     }
 
     pub fn send_hello(&self) {

@@ -16,8 +16,10 @@ pub struct LinkStats {
     pub bytes_out: u64,
     /// Credit of the peer's messages that wait in mailboxes here.
     pub held_bytes: u64,
-    /// Questions of this node that wait for the peer.
+    /// Questions and streams of this node that wait for the peer.
     pub open_asks: usize,
+    /// Those of the peer that wait for this node.
+    pub open_asks_of_peer: usize,
     pub dropped: Dropped,
 }
 
@@ -77,17 +79,20 @@ impl Counters {
         self.bytes_in.fetch_add(bytes as u64, ORDER);
     }
 
-    pub fn read(&self, peer: NodeName, open_asks: Option<usize>) -> LinkStats {
+    /// `open` are the questions of this node and of the peer, when the link is up.
+    pub fn read(&self, peer: NodeName, open: Option<(usize, usize)>) -> LinkStats {
+        let (open_asks, open_asks_of_peer) = open.unwrap_or_default();
         LinkStats {
             peer,
-            is_up: open_asks.is_some(),
+            is_up: open.is_some(),
             links: self.links.load(ORDER),
             frames_in: self.frames_in.load(ORDER),
             bytes_in: self.bytes_in.load(ORDER),
             frames_out: self.frames_out.load(ORDER),
             bytes_out: self.bytes_out.load(ORDER),
             held_bytes: self.held_bytes.load(ORDER),
-            open_asks: open_asks.unwrap_or(0),
+            open_asks,
+            open_asks_of_peer,
             dropped: Dropped {
                 not_exposed: self.not_exposed.load(ORDER),
                 unknown_type: self.unknown_type.load(ORDER),

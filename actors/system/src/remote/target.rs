@@ -116,7 +116,7 @@ impl<M> RemoteTarget<M> {
     }
 
     pub fn is_linked(&self) -> bool {
-        self.route().is_ok()
+        self.route().is_ok_and(|route| route.session.is_usable())
     }
 
     /// Sends now or says why not.

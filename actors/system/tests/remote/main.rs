@@ -4,6 +4,7 @@
 mod support;
 
 mod fabric;
+mod fates;
 mod hostile;
 mod links;
 mod messages;

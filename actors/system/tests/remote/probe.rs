@@ -148,3 +148,12 @@ pub async fn start_spec(node: &Node, name: &str, spec: ActorSpec) {
 pub async fn count(address: &Address<Order>) -> u64 {
     address.ask(TraceContext::NONE, PATIENCE, Order::Count).await.unwrap()
 }
+
+/// Asks until the probe is there: it may be between two lives.
+pub async fn until_answered(address: &Address<Order>) {
+    let started = std::time::Instant::now();
+    while let Err(error) = address.ask(TraceContext::NONE, PATIENCE, Order::Count).await {
+        assert!(started.elapsed() < PATIENCE, "never answered: {error}");
+        tokio::task::yield_now().await;
+    }
+}
