@@ -2,7 +2,7 @@
 
 use crate::address::{Address, Limit, Posed, SendError};
 use crate::entry::Control;
-use crate::remote::{Asked, Failure, Home, ItemError, Pending, Streaming, claim_sink, decode_body, leave};
+use crate::remote::{Asked, Failure, Home, OutletError, Pending, Streaming, claim_sink, decode_body, leave};
 use crate::trace::TraceContext;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::Error as _;
@@ -144,15 +144,15 @@ impl<T> Sink<T> {
     }
 }
 
-fn encoding(error: CodecError) -> ItemError {
-    ItemError::Unsendable(error.to_string())
+fn encoding(error: CodecError) -> OutletError {
+    OutletError::Unsendable(error.to_string())
 }
 
-fn returned<T>(item: T, error: ItemError) -> SinkError<T> {
+fn returned<T>(item: T, error: OutletError) -> SinkError<T> {
     match error {
-        ItemError::Full => SinkError::Full(item),
-        ItemError::Unwanted => SinkError::Unwanted(item),
-        ItemError::Unsendable(reason) => SinkError::Unsendable { item, reason },
+        OutletError::Full => SinkError::Full(item),
+        OutletError::Unwanted => SinkError::Unwanted(item),
+        OutletError::Unsendable(reason) => SinkError::Unsendable { item, reason },
     }
 }
 

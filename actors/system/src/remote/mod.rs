@@ -1,5 +1,6 @@
 //! Actors of other nodes: what a node exposes, the links it has, and who hears of them.
 
+mod asked;
 mod flow;
 mod gate;
 mod passage;
@@ -10,10 +11,10 @@ mod wire;
 
 pub use stats::{Dropped, LinkStats};
 
+pub(crate) use asked::{Asked, OutletError};
 pub(crate) use flow::Permit;
 pub(crate) use gate::{Exposed, Gate};
 pub(crate) use passage::{Asking, Home, Pending, Streaming, claim, claim_sink, leave};
-pub(crate) use session::{Asked, ItemError};
 pub(crate) use target::{Posted, RemoteTarget};
 pub(crate) use wire::Failure;
 

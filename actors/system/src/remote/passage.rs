@@ -2,7 +2,8 @@
 //!
 //! It is set on the thread only for that time. A reply that is serialized at any other moment is an error.
 
-use super::session::{Asked, Session};
+use super::asked::Asked;
+use super::session::Session;
 use super::wire::{Failure, Key, REPLIES_MAX};
 use crate::entry::Control;
 use std::cell::RefCell;

@@ -1,5 +1,6 @@
 //! One link as the actors use it: the questions open in both directions, and the credit of both.
 
+use super::asked::Asked;
 use super::flow::{Flow, Window, WindowClosed};
 use super::passage::{Fate, Home, Pending};
 use super::stats::Counters;
@@ -10,8 +11,6 @@ use starling_transport::{DownReason, Lane, Link, LinkError, codec};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
-use tokio::sync::{Semaphore, TryAcquireError};
 
 /// Larger bodies go by streams of their own: on a lane they would hold up what comes behind them. A link of 1 Gbit/s takes half a
 /// millisecond for this much.
@@ -330,14 +329,7 @@ impl Session {
         if let Some(at) = cancelled {
             table.early_cancels.remove(at);
         }
-        let asked = Arc::new(Asked {
-            session: Arc::clone(session),
-            key,
-            wanted: AtomicBool::new(true),
-            fate: Arc::clone(fate),
-            items_max,
-            items_left: Semaphore::new(items_max as usize),
-        });
+        let asked = Arc::new(Asked::new(session, key, items_max, fate));
         if cancelled.is_some() || session.has_ended() {
             asked.close_in_silence();
         } else {
@@ -363,11 +355,14 @@ impl Session {
     pub fn item_credited(&self, key: Key, items: u32) -> Result<(), String> {
         // One that is not open was ended or cancelled meanwhile.
         let Some(asked) = lock(&self.asked).open.get(&key).cloned() else { return Ok(()) };
-        if asked.items_left.available_permits() + items as usize > asked.items_max as usize {
-            return Err(format!("credit for {items} items came back, more than were sent"));
+        if asked.give_item_credit(items) {
+            return Ok(());
         }
-        asked.items_left.add_permits(items as usize);
-        Ok(())
+        Err(format!("credit for {items} items came back, more than were sent"))
+    }
+
+    pub fn ask_is_closed(&self, key: Key) {
+        lock(&self.asked).open.remove(&key);
     }
 
     /// Says that none of the replies of a message will come.
@@ -383,7 +378,7 @@ impl Session {
         let _ = self.send(Way::Lane(Lane::Control), Frame::Fail { key, items, failure }.encode());
     }
 
-    fn send_answer(&self, key: Key, body: &[u8]) {
+    pub fn send_answer(&self, key: Key, body: &[u8]) {
         let way = if body.len() > LANE_BYTES_MAX { Way::Bulk } else { Way::Lane(lane_of(key.request)) };
         let frame = Frame::Answer { key, body }.encode();
         let error = match self.send(way, frame.clone()) {
@@ -436,123 +431,4 @@ fn range_of(request: u64) -> std::ops::RangeInclusive<Key> {
 /// Messages to one actor keep their order, so they share a lane.
 pub(crate) fn lane_of(hash: u64) -> Lane {
     Lane::Messages((hash % 256) as u8)
-}
-
-/// One question of the peer, until it is answered.
-pub(crate) struct Asked {
-    session: Arc<Session>,
-    key: Key,
-    wanted: AtomicBool,
-    fate: Arc<Fate>,
-    /// 0: a question of one answer.
-    items_max: u32,
-    items_left: Semaphore,
-}
-
-/// Why an item was not sent.
-pub(crate) enum ItemError {
-    Full,
-    Unwanted,
-    Unsendable(String),
-}
-
-impl Asked {
-    pub fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Acquire)
-    }
-
-    pub fn answer(&self, body: Result<Vec<u8>, String>) {
-        if self.close() {
-            match body {
-                Ok(body) => self.session.send_answer(self.key, &body),
-                Err(reason) => self.session.send_failure(self.key, 0, Failure::AnswerLost { reason }),
-            }
-        }
-    }
-
-    /// There is no answer.
-    pub fn give_up(&self, failure: Failure) {
-        self.end_items(0, failure);
-    }
-
-    /// Nothing comes after so many items. In silence while the message is in no mailbox: then its carrier answers for it.
-    pub fn end_items(&self, items: u64, failure: Failure) {
-        let mailbox = self.fate.mailbox();
-        if let (true, Some(mailbox)) = (self.close(), mailbox) {
-            let died = failure == Failure::Dropped && mailbox.is_dead();
-            self.session.send_failure(self.key, items, if died { Failure::Died } else { failure });
-        }
-    }
-
-    pub fn try_send_item(&self, body: &[u8]) -> Result<(), ItemError> {
-        match self.items_left.try_acquire() {
-            Ok(credit) => {
-                self.post_item(&Frame::Item { key: self.key, body }.encode())?;
-                credit.forget();
-                Ok(())
-            }
-            Err(TryAcquireError::NoPermits) => Err(ItemError::Full),
-            Err(TryAcquireError::Closed) => Err(ItemError::Unwanted),
-        }
-    }
-
-    pub async fn send_item(&self, body: &[u8]) -> Result<(), ItemError> {
-        let credit = self.items_left.acquire().await.map_err(|_| ItemError::Unwanted)?;
-        let frame = Frame::Item { key: self.key, body }.encode();
-        let mut pauses = Pauses::default();
-        while let Err(error) = self.post_item(&frame) {
-            match error {
-                ItemError::Full => pauses.pause().await,
-                error => return Err(error),
-            }
-        }
-        credit.forget();
-        Ok(())
-    }
-
-    /// All items of a stream take one lane, so they keep their order.
-    fn post_item(&self, frame: &Bytes) -> Result<(), ItemError> {
-        if !self.is_wanted() {
-            return Err(ItemError::Unwanted);
-        }
-        self.session.send(Way::Lane(lane_of(self.key.request)), frame.clone()).map_err(|error| match error {
-            LinkError::Full { .. } => ItemError::Full,
-            LinkError::Down { .. } => ItemError::Unwanted,
-            error @ LinkError::TooLarge { .. } => ItemError::Unsendable(error.to_string()),
-        })
-    }
-
-    /// True for the first who closes it, if the peer still waits.
-    fn close(&self) -> bool {
-        let wanted = self.close_in_silence();
-        if wanted {
-            lock(&self.session.asked).open.remove(&self.key);
-        }
-        wanted
-    }
-
-    /// Leaves the table alone, which may be locked.
-    fn close_in_silence(&self) -> bool {
-        self.items_left.close();
-        self.wanted.swap(false, Ordering::AcqRel)
-    }
-}
-
-/// A link says that its queue is full, not when it no longer is. So it is asked again after 1 ms, then after twice as long, up to
-/// 32 ms: about what a full queue of the default size takes at 5 Gbit/s.
-pub(crate) struct Pauses(Duration);
-
-const PAUSE_MAX: Duration = Duration::from_millis(32);
-
-impl Default for Pauses {
-    fn default() -> Self {
-        Self(Duration::from_millis(1))
-    }
-}
-
-impl Pauses {
-    pub async fn pause(&mut self) {
-        tokio::time::sleep(self.0).await;
-        self.0 = (self.0 * 2).min(PAUSE_MAX);
-    }
 }

@@ -1,8 +1,9 @@
 //! The sender's side of a remote address.
 
+use super::asked::Pauses;
 use super::flow::{Window, cost};
 use super::passage::{Pending, outward};
-use super::session::{LANE_BYTES_MAX, Pauses, PostError, Session, Way, lane_of};
+use super::session::{LANE_BYTES_MAX, PostError, Session, Way, lane_of};
 use super::wire::{Frame, NAME_BYTES_MAX, Tell};
 use super::{Remote, hash_of, type_hash};
 use crate::trace::TraceContext;
