@@ -163,7 +163,7 @@ fn address(listener: &TcpListener) -> Result<SocketAddr, StartError> {
 fn api_settings(config: &Config, keys: &[String]) -> api::Settings {
     api::Settings {
         node: config.node.name.clone(),
-        cluster: config.node.cluster.clone(),
+        cluster: config.cluster.name.clone(),
         keys: keys.to_vec(),
         body_bytes_max: usize::try_from(config.api.body_limit.bytes()).unwrap_or(usize::MAX),
         ..api::Settings::default()

@@ -2,11 +2,17 @@
 
 use super::{Config, Problem};
 use crate::fetch;
+use starling_transport::NodeName;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
-/// Ranks of one node: a view has at most this many members, and a node no more ranks.
-const RANKS_MAX: u32 = 64;
+/// A view has at most this many members, and a node no more ranks.
+const RANKS: RangeInclusive<u32> = 1..=64;
+const MEMBERS_MAX: usize = 64;
+const LANES: RangeInclusive<u8> = 1..=4;
+/// Longer, and a client has given up by itself.
+const STREAM_WAIT_S: RangeInclusive<u64> = 0..=3600;
+const SUSPECT_AFTER_MS: RangeInclusive<u64> = 1..=600_000;
 /// Smaller blocks cost more bookkeeping than they save; larger ones share too little of a prefix.
 const BLOCK_TOKENS: RangeInclusive<u32> = 8..=256;
 const STEP_TOKENS: RangeInclusive<u32> = 1..=1 << 20;
@@ -22,14 +28,16 @@ const ANNOUNCED: RangeInclusive<u32> = 1..=65_536;
 /// Every value that does not fit, each named with its key.
 pub fn check(config: &Config) -> Vec<Problem> {
     let mut problems = Problems(Vec::new());
-    problems.name("node.name", &config.node.name);
-    problems.name("node.cluster", &config.node.cluster);
+    if let Err(e) = NodeName::new(&config.node.name) {
+        problems.add("node.name", e.to_string());
+    }
+    problems.cluster(config);
     problems.listeners(config.api.listen, config.admin.listen);
     problems.range("api.body-limit", config.api.body_limit.bytes(), BODY_LIMIT, " bytes");
     problems.keys(config);
     problems.model(config);
     problems.engine(config);
-    problems.range("ranks.count", config.ranks.count, 1..=RANKS_MAX, "");
+    problems.range("ranks.count", config.ranks.count, RANKS, "");
     problems.rounds(config);
     problems.limits(config);
     problems.telemetry(config);
@@ -54,6 +62,75 @@ impl Problems {
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         if name.is_empty() || name.len() > 63 || !name.chars().all(legal) {
             self.add(key, format!("{name:?} is not 1 to 63 letters, digits, '.', '_' or '-'"));
+        }
+    }
+
+    fn cluster(&mut self, config: &Config) {
+        let (cluster, mesh) = (&config.cluster, &config.mesh);
+        self.name("cluster.name", &cluster.name);
+        self.range("cluster.suspect-after-ms", cluster.suspect_after_ms, SUSPECT_AFTER_MS, "");
+        self.range("cluster.stream-wait-s", cluster.stream_wait_s, STREAM_WAIT_S, "");
+        self.range("mesh.lanes", mesh.lanes, LANES, "");
+        self.members(config);
+        if cluster.members.len() > 1 {
+            self.others_are_met(config);
+        }
+    }
+
+    fn members(&mut self, config: &Config) {
+        let members = &config.cluster.members;
+        if members.len() > MEMBERS_MAX {
+            self.add("cluster.members", format!("{} members are more than {MEMBERS_MAX}", members.len()));
+        }
+        for (at, member) in members.iter().enumerate() {
+            self.range(&format!("cluster.members[{at}].ranks"), member.ranks, RANKS, "");
+            for other in &members[..at] {
+                if other.name == member.name {
+                    self.add("cluster.members", format!("two members are named {}", member.name));
+                }
+                if other.mesh == member.mesh {
+                    let (first, second) = (&other.name, &member.name);
+                    self.add("cluster.members", format!("{first} and {second} are both at {}", member.mesh));
+                }
+            }
+        }
+        let name = &config.node.name;
+        match config.own_member() {
+            Some(own) if own.ranks != config.ranks.count => {
+                let what = format!("{} is not the {} of {name} in cluster.members", config.ranks.count, own.ranks);
+                self.add("ranks.count", what);
+            }
+            None if !members.is_empty() => {
+                let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
+                self.add("cluster.members", format!("node.name {name:?} is not among them ({})", names.join(", ")));
+            }
+            _ => {}
+        }
+    }
+
+    /// What a node needs that has others to meet.
+    fn others_are_met(&mut self, config: &Config) {
+        let (cluster, mesh, heartbeat) = (&config.cluster, &config.mesh, config.rounds.heartbeat_ms);
+        // One heartbeat may be late.
+        if cluster.suspect_after_ms < heartbeat.saturating_mul(2) {
+            let what = format!("{} is less than two rounds.heartbeat-ms of {heartbeat}", cluster.suspect_after_ms);
+            self.add("cluster.suspect-after-ms", what);
+        }
+        if mesh.listen.port() == 0 {
+            self.add("mesh.listen", format!("{}: the others need a port that they know", mesh.listen));
+        }
+        let files =
+            [("mesh.authority", &mesh.authority), ("mesh.certificate", &mesh.certificate), ("mesh.key", &mesh.key)];
+        for (key, path) in files {
+            let Some(path) = path else {
+                let members = cluster.members.len();
+                self.add(key, format!("not given, and a cluster of {members} members needs it (see starling cert)"));
+                continue;
+            };
+            // Opening a folder succeeds; reading it does not.
+            if let Err(e) = std::fs::read(path) {
+                self.add(key, format!("cannot read {path:?}: {e}"));
+            }
         }
     }
 

@@ -272,6 +272,12 @@ impl Layers {
             let problem = Problem::new(path, e.inner().message());
             ConfigError::Invalid(vec![self.with_origin(problem)])
         })?;
+        // The list of members decides; a number of ranks that was said as well has to agree, which `check` looks at.
+        if !self.origins.contains_key("ranks.count")
+            && let Some(ranks) = config.own_member().map(|own| own.ranks)
+        {
+            config.ranks.count = ranks;
+        }
         let mut problems = Vec::new();
         match check::keys_of_file(&config) {
             Ok(keys) => config.api.keys.extend(keys.into_iter().map(Secret::new)),
@@ -285,7 +291,9 @@ impl Layers {
     }
 
     fn with_origin(&self, problem: Problem) -> Problem {
-        match self.origins.get(&problem.key) {
+        // A problem inside a list is where the list was said.
+        let key = problem.key.split('[').next().unwrap_or_default();
+        match self.origins.get(key) {
             Some(origin) => problem.at(origin),
             None => problem,
         }

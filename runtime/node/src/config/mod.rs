@@ -4,6 +4,8 @@
 //! is the one list of keys: it finds unknown ones, gives environment variables their types and fills the documentation.
 
 mod check;
+mod cluster;
+mod digest;
 mod keys;
 mod load;
 mod placement;
@@ -11,10 +13,11 @@ mod placement;
 mod tests;
 mod units;
 
+pub use cluster::{Cluster, Member, Mesh};
 pub use keys::variable;
 pub use load::{ConfigError, Origin, Problem, Sources, set};
 pub use placement::Placement;
-pub use units::{Period, REDACTED, Secret, Size, UnitError};
+pub use units::{HostPort, Period, REDACTED, Secret, Size, UnitError};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,6 +29,8 @@ use std::path::PathBuf;
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct Config {
     pub node: Node,
+    pub cluster: Cluster,
+    pub mesh: Mesh,
     pub api: Api,
     pub admin: Admin,
     pub model: Model,
@@ -42,10 +47,8 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct Node {
-    /// Name of the node: letters, digits, `.`, `_` and `-`, at most 63.
+    /// Name of the node, as its certificate says it: a-z, 0-9 and `-`, at most 63.
     pub name: String,
-    /// Name of the cluster, by the same rule.
-    pub cluster: String,
 }
 
 /// The OpenAI-compatible API.
@@ -131,7 +134,8 @@ pub struct Timed {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct Ranks {
-    /// Copies of the model, each with KV blocks of its own.
+    /// Copies of the model, each with KV blocks of its own. Where `cluster.members` is given, it says how many, and this
+    /// key agrees or is left out.
     pub count: u32,
 }
 
@@ -198,7 +202,7 @@ const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 impl Default for Node {
     fn default() -> Self {
-        Self { name: "node-0".into(), cluster: "starling".into() }
+        Self { name: "node-0".into() }
     }
 }
 
@@ -305,6 +309,11 @@ impl Model {
 }
 
 impl Config {
+    /// This node's entry in the list of members.
+    pub fn own_member(&self) -> Option<&Member> {
+        self.cluster.members.iter().find(|member| member.name.as_str() == self.node.name)
+    }
+
     /// The effective configuration as TOML. Secrets are redacted.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a configuration is plain tables of plain values")

@@ -40,10 +40,11 @@ fn nothing_said_means_the_defaults() {
 
 #[test]
 fn later_sources_win() {
-    let text = "[node]\nname = 'file'\ncluster = 'file'\n[ranks]\ncount = 3\n[engine.timed]\ndecode-per-step = '1ms'";
+    let text =
+        "[node]\nname = 'file'\n[cluster]\nname = 'file'\n[ranks]\ncount = 3\n[engine.timed]\ndecode-per-step = '1ms'";
     let env = [("STARLING__NODE__NAME", "env"), ("STARLING__ENGINE__TIMED__DECODE_PER_STEP", "2ms")];
     let config = load(text, &env, &[("engine.timed.prefill-per-token", "3ns")]).unwrap();
-    assert_eq!((config.node.name.as_str(), config.node.cluster.as_str(), config.ranks.count), ("env", "file", 3));
+    assert_eq!((config.node.name.as_str(), config.cluster.name.as_str(), config.ranks.count), ("env", "file", 3));
     assert_eq!(config.engine.timed.decode_per_step, Period::millis(2));
     assert_eq!(config.engine.timed.prefill_per_token, "3ns".parse().unwrap());
     assert_eq!(load(text, &env, &[("node.name", "flag")]).unwrap().node.name, "flag");
@@ -173,6 +174,89 @@ fn two_names_of_one_key_exclude_each_other() {
     assert_eq!(load("", &unset, &[]).unwrap().placement.load_weight, 0.5);
 }
 
+/// A configuration of three members with the files that their mesh needs, and more keys.
+fn cluster_of_three(more: &str) -> (String, tempfile::NamedTempFile) {
+    let pem = file("any text: reading it is all that is checked here");
+    let path = pem.path().display();
+    let files = format!("authority = '{path}'\ncertificate = '{path}'\nkey = '{path}'");
+    let members = "members = [{ name = 'node-0', mesh = '10.0.0.1:8002' }, { name = 'node-1', mesh = 'b:8002', ranks = 3 },\
+                   'node-2=[::1]:8002/2']";
+    (format!("{more}\n[mesh]\n{files}\n[cluster]\n{members}"), pem)
+}
+
+#[test]
+fn the_list_of_members_decides_how_many_ranks_a_node_has() {
+    let (text, _pem) = cluster_of_three("node.name = 'node-1'");
+    let config = load(&text, &[], &[]).unwrap();
+    assert_eq!((config.ranks.count, config.cluster.members.len()), (3, 3));
+    assert_eq!(config.cluster.members[2].to_string(), "node-2=[::1]:8002/2");
+    assert_eq!(load(&text, &[], &[("node.name", "node-0")]).unwrap().ranks.count, 1);
+    let (agrees, _pem) = cluster_of_three("node.name = 'node-1'\nranks.count = 3");
+    assert!(load(&agrees, &[], &[]).is_ok());
+    let (differs, _pem) = cluster_of_three("node.name = 'node-1'\nranks.count = 1");
+    assert_eq!(problems(&differs), ["ranks.count: 1 is not the 3 of node-1 in cluster.members"]);
+    let printed = config.to_toml().replace("keys = []\n", "");
+    assert_eq!(load(&printed, &[], &[]).unwrap(), config);
+
+    let env = [("STARLING__CLUSTER__MEMBERS", "node-0=10.0.0.1:8002, node-1=b:8002/3,node-2=[::1]:8002/2")];
+    let (text, _pem) = cluster_of_three("node.name = 'node-1'");
+    let without = text.split("[cluster]").next().unwrap();
+    assert_eq!(load(without, &env, &[]).unwrap().cluster, config.cluster);
+    let error = load("", &[("STARLING__CLUSTER__MEMBERS", "node-0=h")], &[]).unwrap_err().to_string();
+    let says =
+        "cluster.members[0]: \"h\" is not a host and port such as \"10.0.0.1:8002\" (from the environment variable";
+    assert!(error.starts_with(says), "{error}");
+}
+
+#[test]
+fn members_must_fit_each_other() {
+    let of = |members: &str| problems(&format!("cluster.members = [{members}]\nmesh.listen = '127.0.0.1:1'"));
+    assert!(load("cluster.members = ['node-0=h:1']", &[], &[]).is_ok(), "a cluster of one needs no mesh");
+    let files = |at: usize| {
+        ["authority", "certificate", "key"]
+            .map(|key| format!("mesh.{key}: not given, and a cluster of {at} members needs it (see starling cert)"))
+    };
+    for (members, count, says) in [
+        ("'node-0=h:1', 'node-0=h:2'", 2, "cluster.members: two members are named node-0"),
+        ("'node-0=h:1', 'node-1=h:1'", 2, "cluster.members: node-0 and node-1 are both at h:1"),
+        ("'a=h:1', 'b=h:2'", 2, "cluster.members: node.name \"node-0\" is not among them (a, b)"),
+        ("'node-0=h:1', 'b=h:2/0'", 2, "cluster.members[1].ranks: 0 is not in 1 to 64"),
+    ] {
+        let mut expected = vec![says.to_owned()];
+        expected.extend(files(count));
+        assert_eq!(of(members), expected);
+    }
+    let many: Vec<String> = (0..65).map(|n| format!("'node-{n}=h:{}'", n + 1)).collect();
+    assert_eq!(of(&many.join(","))[0], "cluster.members: 65 members are more than 64");
+    for (member, says) in [
+        ("{ name = 'A', mesh = 'h:1' }", "cluster.members[0].name: node name \"A\" is not 1 to 63"),
+        ("{ name = 'a', mesh = 'h' }", "cluster.members[0].mesh: \"h\" is not a host and port"),
+        ("{ name = 'a' }", "cluster.members[0]: missing field `mesh`"),
+        ("{ nme = 'a' }", "cluster.members[0].nme: unknown field `nme`, expected one of"),
+        ("3", "cluster.members[0]: invalid type: integer `3`, expected a member"),
+    ] {
+        let found = of(member);
+        assert!(found.len() == 1 && found[0].starts_with(says), "{member}: {found:?}");
+    }
+}
+
+#[test]
+fn who_has_others_to_meet_needs_a_port_certificates_and_patience() {
+    let (text, _pem) = cluster_of_three("rounds.heartbeat-ms = 1001");
+    assert_eq!(problems(&text), ["cluster.suspect-after-ms: 2000 is less than two rounds.heartbeat-ms of 1001"]);
+    let (text, _pem) = cluster_of_three("");
+    let with = |key, value| match load(&text, &[], &[(key, value)]) {
+        Err(ConfigError::Invalid(problems)) => problems.iter().map(Problem::to_string).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    let found = with("mesh.listen", "127.0.0.1:0");
+    assert_eq!(found, ["mesh.listen: 127.0.0.1:0: the others need a port that they know (from the command line)"]);
+    let found = with("mesh.key", "/no/such.key");
+    assert!(found[0].starts_with("mesh.key: cannot read \"/no/such.key\": No such file"), "{found:?}");
+    let found = with("mesh.authority", "/");
+    assert!(found[0].starts_with("mesh.authority: cannot read \"/\": "), "{found:?}");
+}
+
 #[test]
 fn a_file_that_is_no_toml_or_not_there_is_named() {
     let error = load("[api\n", &[], &[]).unwrap_err().to_string();
@@ -189,7 +273,11 @@ fn a_file_that_is_no_toml_or_not_there_is_named() {
 #[test]
 fn values_must_fit_each_other() {
     for (text, says) in [
-        ("node.name = 'a b'", "node.name: \"a b\" is not 1 to 63 letters"),
+        ("node.name = 'a b'", "node.name: node name \"a b\" is not 1 to 63 of a-z"),
+        ("cluster.name = 'a b'", "cluster.name: \"a b\" is not 1 to 63 letters"),
+        ("cluster.suspect-after-ms = 0", "cluster.suspect-after-ms: 0 is not in 1 to 600000"),
+        ("cluster.stream-wait-s = 4000", "cluster.stream-wait-s: 4000 is not in 0 to 3600"),
+        ("mesh.lanes = 5", "mesh.lanes: 5 is not in 1 to 4"),
         ("engine.block-tokens = 7", "engine.block-tokens: 7 is not in 8 to 256"),
         ("engine.block-tokens = 257", "engine.block-tokens: 257 is not in 8 to 256"),
         ("engine.context-tokens-max = 1", "engine.context-tokens-max: 1 is not in 2 to 16777216"),

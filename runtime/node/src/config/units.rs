@@ -4,7 +4,8 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::num::NonZeroU16;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ pub enum UnitError {
     Period(String),
     #[error("{0:?} is larger than 64 bits can hold")]
     TooLarge(String),
+    #[error("{0:?} is not a host and port such as \"10.0.0.1:8002\"")]
+    HostPort(String),
 }
 
 /// Largest unit first, so that printing finds the shortest form.
@@ -142,6 +145,52 @@ pub fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr,
     text.parse().map_err(|_| wrong())
 }
 
+/// Where a peer is reached: a name or an address, and a port. Names are looked up by whoever dials.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostPort {
+    host: String,
+    port: NonZeroU16,
+}
+
+/// Longest name of the domain name system.
+const HOST_BYTES_MAX: usize = 253;
+
+impl HostPort {
+    /// An IPv6 address without its brackets.
+    pub fn host(&self) -> &str {
+        self.host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    pub const fn port(&self) -> u16 {
+        self.port.get()
+    }
+}
+
+impl FromStr for HostPort {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let wrong = || UnitError::HostPort(text.chars().take(HOST_BYTES_MAX + 10).collect());
+        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let legal = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+            Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+            None => {
+                let named = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+                (1..=HOST_BYTES_MAX).contains(&host.len()) && host.chars().all(named)
+            }
+        };
+        let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+        let port = port.parse().ok().filter(|_| legal && digits).ok_or_else(wrong)?;
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
 /// A bearer key. Its text leaves this type by `expose` only; printed, it is redacted.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -225,6 +274,7 @@ macro_rules! written_as_text {
 
 written_as_text!(Size, "a size such as \"512MiB\"", "^[0-9]+ *([KMGT]i?)?B$", "512MiB");
 written_as_text!(Period, "a duration such as \"250ms\"", "^[0-9]+ *(ns|us|ms|s|m|h)$", "250ms");
+written_as_text!(HostPort, "a host and port such as \"10.0.0.1:8002\"", "^.+:[0-9]+$", "10.0.0.1:8002");
 
 #[cfg(test)]
 mod tests {
@@ -246,6 +296,22 @@ mod tests {
         assert_eq!("250ms".parse(), Ok(Period::millis(250)));
         assert_eq!("2 m".parse(), Ok(Period::secs(120)));
         assert_eq!("5".parse::<Period>(), Err(UnitError::Period("5".into())));
+    }
+
+    #[test]
+    fn a_host_and_port_are_both_there() {
+        for (text, host, port) in [
+            ("10.0.0.1:8002", "10.0.0.1", 8002),
+            ("node-0.starling:1", "node-0.starling", 1),
+            ("[::1]:65535", "::1", 65535),
+        ] {
+            let place: HostPort = text.parse().unwrap();
+            assert_eq!((place.host(), place.port(), place.to_string().as_str()), (host, port, text));
+        }
+        for wrong in ["", "h", "h:", ":1", "h:0", "h:65536", "h:+1", "a b:1", "::1:1", "[::1:1", "[h]:1", "http://h:1"]
+        {
+            assert_eq!(wrong.parse::<HostPort>(), Err(UnitError::HostPort(wrong.into())));
+        }
     }
 
     #[test]
