@@ -13,6 +13,8 @@ fn main() -> ExitCode {
     let done: io::Result<Exit> = match &cli.command {
         Command::Up(up) => Ok(starling::run::up(up)),
         Command::Serve(serve) => Ok(starling::run::serve(serve)),
+        Command::Nodes { admin } => Ok(starling::run::nodes(admin)),
+        Command::Cert(cert) => Ok(starling::run::cert(&cert.command)),
         Command::Config(config) => config.command.run(&mut stdout),
         Command::Model(model) => match &model.command {
             ModelCommand::Fetch { name } => fetch(name, &mut stdout),

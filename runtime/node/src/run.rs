@@ -1,12 +1,21 @@
-//! The commands that run a node: `up` and `serve`, from the configuration to the exit code.
+//! The commands that run nodes or talk to them, from the configuration to the exit code.
+
+mod child;
+mod cluster;
+mod folder;
+
+use cluster::ClusterError;
 
 use crate::assembly::{LoadError, Node, StartError};
+use crate::cli::cert::CertCommand;
 use crate::cli::demo::{DemoError, Printer};
+use crate::cli::nodes::{self, NodesError};
 use crate::cli::{Exit, Serve, Up};
 use crate::config::{Config, Secret, Sources};
 use crate::telemetry::logs;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Read};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 
 /// Why a command ended in an error; the exit code says which kind.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +32,10 @@ enum RunError {
     Write(#[from] io::Error),
     #[error("the serving actors ended: {0:?}")]
     Actors(starling_actors::TreeExit),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error(transparent)]
+    Fetch(#[from] crate::fetch::FetchError),
 }
 
 impl From<&RunError> for Exit {
@@ -36,6 +49,8 @@ impl From<&RunError> for Exit {
                 starling_serving::ServingError::Settings(_) => Self::Config,
                 starling_serving::ServingError::Start(_) => Self::Unavailable,
             },
+            RunError::Fetch(error) => error.into(),
+            RunError::Cluster(error) => error.into(),
             RunError::Start(StartError::Listen { .. })
             | RunError::Demo(_)
             | RunError::Log(_)
@@ -47,15 +62,52 @@ impl From<&RunError> for Exit {
 
 /// Runs `starling serve`.
 pub fn serve(command: &Serve) -> Exit {
-    finish(run(&command.sources(), async |node, signals| {
+    finish(run(&command.sources(), command.supervised, async |node, signals| {
         tracing::info!(api = node.ready.api, admin = node.ready.admin, model = node.model, "ready");
+        if command.supervised {
+            Printer::new(io::stdout(), true, false).ready(&node.model, std::slice::from_ref(&node.ready))?;
+        }
         until_stopped(node, signals).await
     }))
 }
 
-/// Runs `starling up`.
+/// Runs `starling up`: a single node in this process, several in processes of their own.
 pub fn up(command: &Up) -> Exit {
-    finish(run(&command.sources(), async |node, signals| {
+    finish(if command.nodes > 1 { cluster::up(command) } else { up_alone(command) })
+}
+
+/// Runs `starling cert`.
+pub fn cert(command: &CertCommand) -> Exit {
+    match command.run(&mut io::stdout()) {
+        Ok(()) => Exit::Ok,
+        Err(error) => failed(&error),
+    }
+}
+
+/// Runs `starling nodes`.
+pub fn nodes(admin: &str) -> Exit {
+    let shown = || -> Result<(), NodesError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let cluster = runtime.block_on(nodes::ask(admin))?;
+        Ok(nodes::write(&cluster, &mut io::stdout())?)
+    };
+    match shown() {
+        Ok(()) => Exit::Ok,
+        Err(error @ NodesError::Url(_)) => {
+            eprintln!("error: {error}");
+            Exit::Usage
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &dyn std::error::Error) -> Exit {
+    eprintln!("error: {error}");
+    Exit::Failed
+}
+
+fn up_alone(command: &Up) -> Result<(), RunError> {
+    run(&command.sources(), false, async |node, signals| {
         let stdout = io::stdout();
         let colour = logs::colour(stdout.is_terminal());
         let mut printer = Printer::new(stdout, command.json, colour);
@@ -63,7 +115,7 @@ pub fn up(command: &Up) -> Exit {
         if !command.quiet {
             let key = node.key.clone().map(Secret::new);
             tokio::select! {
-                talked = printer.converse(node.api, &node.model, key) => { talked?; }
+                talked = printer.converse(std::slice::from_ref(&node.ready), &node.model, key) => { talked?; }
                 () = signals.first() => return Ok(()),
             }
         }
@@ -72,7 +124,7 @@ pub fn up(command: &Up) -> Exit {
         }
         printer.serving()?;
         until_stopped(node, signals).await
-    }))
+    })
 }
 
 async fn until_stopped(node: &Node, signals: &mut Signals) -> Result<(), RunError> {
@@ -93,19 +145,24 @@ fn finish(result: Result<(), RunError>) -> Exit {
 }
 
 /// Starts a node, does `work` with it, and drains it, whatever `work` came to.
-fn run(sources: &Sources, work: impl AsyncFnOnce(&Node, &mut Signals) -> Result<(), RunError>) -> Result<(), RunError> {
+fn run(
+    sources: &Sources,
+    supervised: bool,
+    work: impl AsyncFnOnce(&Node, &mut Signals) -> Result<(), RunError>,
+) -> Result<(), RunError> {
     let config = Config::load(sources)?;
     logs::init(&config.telemetry)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut signals = Signals::new()?;
+        let mut signals = Signals::new(supervised)?;
         let node = tokio::select! {
             node = Node::start(&config) => node?,
             // A fetch or a load that is interrupted leaves nothing half done.
             () = signals.first() => return Ok(()),
         };
         let worked = work(&node, &mut signals).await;
-        // A second signal means now.
+        // A second signal means now. Whoever started this node may be gone by then, which is no reason to hurry.
+        signals.pipe = None;
         tokio::spawn(async move {
             signals.first().await;
             std::process::exit(Exit::Interrupted as i32);
@@ -115,22 +172,53 @@ fn run(sources: &Sources, work: impl AsyncFnOnce(&Node, &mut Signals) -> Result<
     })
 }
 
-/// The signals that ask a process to stop.
+/// What asks a process to stop.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// Ends with standard input.
+    pipe: Option<oneshot::Receiver<()>>,
 }
 
 impl Signals {
-    fn new() -> io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    fn new(supervised: bool) -> io::Result<Self> {
+        let pipe = if supervised { Some(end_of_input()?) } else { None };
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())?, pipe })
     }
 
     /// Waits for the next of them.
     async fn first(&mut self) {
+        let pipe = async {
+            match &mut self.pipe {
+                Some(end) => end.await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
+            // An error is as good: nobody is at the other end any more.
+            _ = pipe => self.pipe = None,
         }
     }
+}
+
+/// Tells when standard input ends. On a thread of its own, which the process does not wait for: a read cannot be cut short.
+fn end_of_input() -> io::Result<oneshot::Receiver<()>> {
+    let (ended, end) = oneshot::channel();
+    std::thread::Builder::new().name("stdin".into()).spawn(move || {
+        let mut stdin = io::stdin().lock();
+        let mut ignored = [0; 1024];
+        loop {
+            match stdin.read(&mut ignored) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        // The process may be on its way out already.
+        let _ = ended.send(());
+    })?;
+    Ok(end)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("cannot reach the API at {api}: {source}")]
-    Http { api: SocketAddr, source: reqwest::Error },
+    Http { api: String, source: reqwest::Error },
     #[error("API answered {status}: {message}")]
     Refused { status: u16, message: String },
     #[error("stream broke off: {0}")]
@@ -20,6 +20,7 @@ pub enum ClientError {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Turn {
     pub text: String,
+    /// The node of the rank, which need not be the one that was asked.
     pub node: Option<String>,
     pub rank: Option<u32>,
     pub prompt_tokens: u64,
@@ -39,10 +40,9 @@ impl Turn {
     }
 }
 
-/// One conversation with one node.
+/// One conversation, each turn with a node of the caller's choice.
 pub struct Client {
     http: reqwest::Client,
-    api: SocketAddr,
     key: Option<Secret>,
     model: String,
     /// Sent with every turn, so that later turns find their prefix.
@@ -58,24 +58,31 @@ pub fn reachable(listen: SocketAddr) -> SocketAddr {
     }
 }
 
+/// A client for nodes of this machine or network: proxies of the environment are for the world outside.
+///
+/// # Errors
+/// The client cannot be set up.
+pub fn local_http() -> Result<reqwest::Client, reqwest::Error> {
+    reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(10)).build()
+}
+
 impl Client {
     /// # Errors
     /// The HTTP client cannot be set up.
-    pub fn new(api: SocketAddr, model: &str, key: Option<Secret>) -> Result<Self, ClientError> {
-        let api = reachable(api);
-        // Proxies of the environment are for the world outside.
-        let http = reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(10)).build();
-        let http = http.map_err(|source| ClientError::Http { api, source })?;
+    pub fn new(model: &str, key: Option<Secret>) -> Result<Self, ClientError> {
+        let http = local_http().map_err(|source| ClientError::Http { api: "any address".into(), source })?;
         let conversation = format!("starling-up-{}", std::process::id());
-        Ok(Self { http, api, key, model: model.to_owned(), conversation })
+        Ok(Self { http, key, model: model.to_owned(), conversation })
     }
 
-    /// Sends the messages so far and streams the answer; `show` gets each piece of text as it arrives.
+    /// Sends the messages so far to the API at `api`, such as `http://127.0.0.1:8000`, and streams the answer; `show` gets
+    /// each piece of text as it arrives.
     ///
     /// # Errors
     /// No connection, a refusal, or a stream that does not end as it should.
     pub async fn turn(
         &self,
+        api: &str,
         messages: &[Value],
         max_tokens: u32,
         mut show: impl FnMut(&str),
@@ -88,8 +95,8 @@ impl Client {
             "stream": true,
             "stream_options": { "include_usage": true },
         });
-        let http = |source| ClientError::Http { api: self.api, source };
-        let mut request = self.http.post(format!("http://{}/v1/chat/completions", self.api)).json(&body);
+        let http = |source| ClientError::Http { api: api.to_owned(), source };
+        let mut request = self.http.post(format!("{api}/v1/chat/completions")).json(&body);
         request = request.header("x-starling-conversation", &self.conversation);
         if let Some(key) = &self.key {
             request = request.bearer_auth(key.expose());
@@ -221,9 +228,10 @@ mod tests {
 
     async fn talk(pieces: Vec<Vec<u8>>) -> (Result<Turn, ClientError>, String, String) {
         let (address, served) = serve(pieces).await;
-        let client = Client::new(address, "smollm2", Some(Secret::new("sk-1"))).unwrap();
+        let client = Client::new("smollm2", Some(Secret::new("sk-1"))).unwrap();
+        let (api, messages) = (format!("http://{address}"), [json!({ "role": "user", "content": "hi" })]);
         let mut shown = String::new();
-        let outcome = client.turn(&[json!({ "role": "user", "content": "hi" })], 9, |text| shown.push_str(text)).await;
+        let outcome = client.turn(&api, &messages, 9, |text| shown.push_str(text)).await;
         (outcome, shown, served.await.unwrap())
     }
 

@@ -2,7 +2,7 @@
 
 use super::client::{Client, ClientError, Turn, reachable};
 use crate::config::Secret;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ pub enum DemoError {
 }
 
 /// One node that is ready.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeReady {
     pub id: String,
     /// Base of the API, such as `http://127.0.0.1:8000`.
@@ -53,7 +53,11 @@ enum Event<'a> {
     },
     Turn {
         turn: usize,
-        node: Option<&'a str>,
+        /// The node that was asked.
+        node: &'a str,
+        /// The rank's node, where it is another.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        rank_node: Option<&'a str>,
         rank: Option<u32>,
         prompt_tokens: u64,
         cached_tokens: u64,
@@ -64,6 +68,15 @@ enum Event<'a> {
         user: &'a str,
         text: &'a str,
     },
+}
+
+/// What is shown of a turn beside its outcome.
+struct Shown<'a> {
+    number: usize,
+    question: &'a str,
+    /// The node that was asked, of `nodes`.
+    asked: &'a str,
+    nodes: usize,
 }
 
 /// How `up` shows what happens.
@@ -109,31 +122,32 @@ impl<W: Write> Printer<W> {
         self.out.flush()
     }
 
-    /// Has the conversation and shows it turn by turn.
+    /// Has the conversation and shows it turn by turn. Each turn asks the next node; the conversation is one.
     ///
     /// # Errors
     /// A turn failed, or writing did.
     pub async fn converse(
         &mut self,
-        api: SocketAddr,
+        nodes: &[NodeReady],
         model: &str,
         key: Option<Secret>,
     ) -> Result<Vec<Turn>, DemoError> {
-        let client = Client::new(api, model, key)?;
+        let client = Client::new(model, key)?;
         let mut messages = vec![json!({ "role": "system", "content": SYSTEM })];
         let mut turns = Vec::new();
-        for question in QUESTIONS {
+        for (question, asked) in QUESTIONS.into_iter().zip(nodes.iter().cycle()) {
             messages.push(json!({ "role": "user", "content": question }));
             self.question(model, question)?;
             let mut written = Ok(());
-            let turn = client.turn(&messages, ANSWER_TOKENS_MAX, |text| {
+            let turn = client.turn(&asked.api, &messages, ANSWER_TOKENS_MAX, |text| {
                 if written.is_ok() {
                     written = self.piece(text);
                 }
             });
             let turn = turn.await?;
             written?;
-            self.turn(turns.len() + 1, question, &turn)?;
+            let number = turns.len() + 1;
+            self.turn(&Shown { number, question, asked: &asked.id, nodes: nodes.len() }, &turn)?;
             messages.push(json!({ "role": "assistant", "content": turn.text }));
             turns.push(turn);
         }
@@ -171,12 +185,13 @@ impl<W: Write> Printer<W> {
         self.out.flush()
     }
 
-    fn turn(&mut self, number: usize, question: &str, turn: &Turn) -> io::Result<()> {
+    fn turn(&mut self, shown: &Shown<'_>, turn: &Turn) -> io::Result<()> {
         let ttft_ms = (turn.ttft.as_secs_f64() * 10_000.0).round() / 10.0;
         if self.json {
             return self.event(&Event::Turn {
-                turn: number,
-                node: turn.node.as_deref(),
+                turn: shown.number,
+                node: shown.asked,
+                rank_node: turn.node.as_deref().filter(|node| *node != shown.asked),
                 rank: turn.rank,
                 prompt_tokens: turn.prompt_tokens,
                 cached_tokens: turn.cached_tokens,
@@ -184,18 +199,19 @@ impl<W: Write> Printer<W> {
                 ttft_ms,
                 tokens_per_s: turn.tokens_per_s().map(|rate| (rate * 10.0).round() / 10.0),
                 finish: turn.finish.as_deref(),
-                user: question,
+                user: shown.question,
                 text: &turn.text,
             });
         }
         let rank = turn.rank.map_or("?".to_owned(), |rank| rank.to_string());
         let node = turn.node.as_deref().unwrap_or("?");
         let rate = turn.tokens_per_s().map_or(String::new(), |rate| format!(" · {rate:.1} tok/s"));
+        let asked = if shown.nodes > 1 { format!(" · asked {}", shown.asked) } else { String::new() };
         let (dim, plain) = (self.style(DIM), self.style(PLAIN));
         writeln!(
             self.out,
-            "\n{dim}  turn {number} · rank {rank} on {node} · {} prompt tokens, {} cached · TTFT {ttft_ms} ms{rate}{plain}",
-            turn.prompt_tokens, turn.cached_tokens
+            "\n{dim}  turn {}{asked} · rank {rank} on {node} · {} prompt tokens, {} cached · TTFT {ttft_ms} ms{rate}{plain}",
+            shown.number, turn.prompt_tokens, turn.cached_tokens
         )?;
         self.out.flush()
     }
@@ -225,20 +241,23 @@ mod tests {
         address
     }
 
-    async fn conversation(json: bool) -> String {
-        let api = api().await;
+    async fn conversation(json: bool, nodes: usize) -> String {
+        let admin = SocketAddr::from(([0, 0, 0, 0], 9));
+        let mut ready = Vec::new();
+        for node in 0..nodes {
+            ready.push(NodeReady::here(&format!("node-{node}"), api().await, admin));
+        }
         let mut out = Vec::new();
         let mut printer = Printer::new(&mut out, json, false);
-        let admin = SocketAddr::from(([0, 0, 0, 0], 9));
-        printer.ready("smollm2", &[NodeReady::here("node-0", api, admin)]).unwrap();
-        let turns = printer.converse(api, "smollm2", None).await.unwrap();
+        printer.ready("smollm2", &ready).unwrap();
+        let turns = printer.converse(&ready, "smollm2", None).await.unwrap();
         assert_eq!(turns.len(), 3);
         String::from_utf8(out).unwrap()
     }
 
     #[tokio::test]
     async fn each_line_of_json_is_an_event() {
-        let out = conversation(true).await;
+        let out = conversation(true, 1).await;
         let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(events.len(), 4);
         assert_eq!(events[0]["event"], "ready");
@@ -248,7 +267,7 @@ mod tests {
         for (at, messages) in [(1, 2), (2, 4), (3, 6)] {
             let turn = &events[at];
             assert_eq!((turn["event"].as_str(), turn["rank"].as_u64()), (Some("turn"), Some(0)));
-            assert_eq!(turn["node"], "node-0");
+            assert_eq!((&turn["node"], turn.get("rank_node")), (&json!("node-0"), None));
             assert_eq!(
                 (turn["prompt_tokens"].as_u64(), turn["cached_tokens"].as_u64()),
                 (Some(10 * messages), Some(messages))
@@ -259,11 +278,22 @@ mod tests {
 
     #[tokio::test]
     async fn text_shows_each_turn_and_no_control_characters_of_the_model() {
-        let out = conversation(false).await;
+        let out = conversation(false, 1).await;
         assert!(out.starts_with("node-0 serves smollm2 at http://127.0.0.1:"), "{out}");
         assert!(
             out.contains("smollm2: 2[2J messages\n  turn 1 · rank 0 on node-0 · 20 prompt tokens, 2 cached · TTFT ")
         );
         assert!(out.contains("turn 3 · ") && !out.contains('\u{1b}'));
+    }
+
+    #[tokio::test]
+    async fn each_turn_asks_the_next_node_and_tells_where_the_rank_is() {
+        let out = conversation(true, 2).await;
+        let turns: Vec<Value> = out.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect();
+        let nodes: Vec<_> = turns.iter().map(|turn| (turn["node"].as_str(), turn.get("rank_node"))).collect();
+        let here = json!("node-0");
+        assert_eq!(nodes, [(Some("node-0"), None), (Some("node-1"), Some(&here)), (Some("node-0"), None)]);
+        let out = conversation(false, 2).await;
+        assert!(out.contains("turn 2 · asked node-1 · rank 0 on node-0 · "), "{out}");
     }
 }

@@ -1,10 +1,14 @@
 //! The command line: what can be said, and what it means for the configuration. Running it is the binary's part.
 
+pub mod cert;
 pub mod client;
 pub mod demo;
 mod exit;
+pub mod nodes;
+mod up;
 
 pub use exit::Exit;
+pub use up::Up;
 
 use crate::config::{Config, Sources, set, variable};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -38,12 +42,22 @@ pub struct Cli {
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Starts a node with a small model, has a conversation with it and keeps serving.
-    #[command(after_help = UP_EXAMPLES)]
+    /// Starts a cluster on this machine with a small model, has a conversation with it and keeps serving.
+    #[command(after_help = up::EXAMPLES)]
     Up(Up),
     /// Serves a model until a signal to stop, which drains.
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Serve),
+    /// Shows the members of a cluster as one of its nodes sees them.
+    #[command(after_help = NODES_EXAMPLES)]
+    Nodes {
+        /// Admin listener of a node.
+        #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8001")]
+        admin: String,
+    },
+    /// Makes certificates for the nodes of a cluster, for development.
+    #[command(after_help = CERT_EXAMPLES)]
+    Cert(cert::CertArgs),
     /// Shows, checks or describes the configuration.
     #[command(after_help = CONFIG_EXAMPLES)]
     Config(ConfigArgs),
@@ -65,28 +79,14 @@ pub enum Command {
 }
 
 #[derive(Clone, Debug, Args)]
-pub struct Up {
-    /// Exits after the conversation.
-    #[arg(long, help_heading = "Conversation", conflicts_with = "quiet")]
-    pub demo_only: bool,
-    /// Only serves: no conversation.
-    #[arg(long, help_heading = "Conversation")]
-    pub quiet: bool,
-    /// Prints one JSON object a line: `ready` once, `turn` for each turn.
-    #[arg(long, help_heading = "Conversation")]
-    pub json: bool,
-    /// Model file (GGUF), or the name of a model that is fetched once. [default: smollm2]
-    #[arg(long, value_name = "PATH|NAME", help_heading = "Model and engine")]
-    pub model: Option<String>,
-    #[command(flatten)]
-    pub settings: Settings,
-}
-
-#[derive(Clone, Debug, Args)]
 pub struct Serve {
     /// Model file (GGUF), or the name of a model that is fetched once. [default: smollm2]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
+    /// For whoever started this process: the end of standard input means to drain and exit, and standard output gets the
+    /// `ready` line of `up --json`. So no node outlives the one that started it.
+    #[arg(long, hide = true)]
+    pub supervised: bool,
     #[command(flatten)]
     pub settings: Settings,
 }
@@ -176,17 +176,23 @@ Examples:
   starling serve --config node.toml            serve as the file says
   starling config print --config node.toml     show what is in effect";
 
-const UP_EXAMPLES: &str = "\
-Examples:
-  starling up                                  two ranks on 127.0.0.1:8000
-  starling up --demo-only --json               one conversation, one JSON object a line
-  starling up --model ./model.gguf --port 0    another model, a free port";
-
 const SERVE_EXAMPLES: &str = "\
 Examples:
   starling serve --config node.toml
   starling serve ./model.gguf --listen 0.0.0.0:8000 --ranks 2
   STARLING__API__KEYS=secret starling serve --admin-listen 127.0.0.1:9464";
+
+const NODES_EXAMPLES: &str = "\
+Examples:
+  starling nodes                               as the node at 127.0.0.1:8001 sees them
+  starling nodes --admin http://10.0.0.2:8001  as another does
+  watch -n 1 starling nodes                    while one of them comes and goes";
+
+const CERT_EXAMPLES: &str = "\
+Examples:
+  starling cert authority --cluster flock --out ca
+  starling cert node --name node-0 --authority ca --out node-0
+  starling cert node --name node-0 --authority ca --out node-0 --days 30 --force";
 
 const CONFIG_EXAMPLES: &str = "\
 Examples:
@@ -258,22 +264,6 @@ impl Settings {
     }
 }
 
-/// What `up` sets where nobody says otherwise: two ranks, so that placement has a choice, and few logs between the lines of
-/// the conversation.
-fn up_preset() -> Table {
-    let mut preset = Table::new();
-    set(&mut preset, "ranks.count", 2);
-    set(&mut preset, "telemetry.log", "warn");
-    preset
-}
-
-impl Up {
-    /// Where this command's configuration comes from.
-    pub fn sources(&self) -> Sources {
-        self.settings.sources(self.model.as_ref(), up_preset())
-    }
-}
-
 impl Serve {
     /// Where this command's configuration comes from.
     pub fn sources(&self) -> Sources {
@@ -320,7 +310,7 @@ pub fn command() -> clap::Command {
     let command = Cli::command().version(VERSION_LINE.as_str()).term_width(HELP_COLUMNS);
     let command = command.after_help(format!("{TOP_EXAMPLES}\n\n{}", Exit::HELP));
     let defaults = serde_json::json!(Config::default());
-    let preset = serde_json::json!(up_preset());
+    let preset = serde_json::json!(up::preset(1));
     let config_commands = ["print", "check"];
     let with_keys = |command: clap::Command, over: &serde_json::Value| {
         FLAGS.iter().fold(command, |command, (flag, key)| {
@@ -339,7 +329,7 @@ pub fn command() -> clap::Command {
     };
     let none = serde_json::Value::Null;
     command
-        .mut_subcommand("up", |up| with_keys(up, &preset))
+        .mut_subcommand("up", |up| with_keys(up::over_nodes(up), &preset))
         .mut_subcommand("serve", |serve| with_keys(serve, &none))
         .mut_subcommand("config", |config| {
             config_commands
@@ -395,9 +385,11 @@ mod tests {
     }
 
     #[test]
-    fn up_has_two_ranks_and_flags_win() {
-        assert_eq!(up("starling up").ranks.count, 2);
-        let config = up("starling up --ranks 3 --engine timed --threads 4 --port 0 --admin-listen 127.0.0.1:0");
+    fn up_has_a_rank_a_node_and_flags_win() {
+        assert_eq!(up("starling up").ranks.count, 1);
+        assert_eq!(up("starling up --ranks 2").ranks.count, 2);
+        let config =
+            up("starling up --ranks-per-node 3 --engine timed --threads 4 --port 0 --admin-listen 127.0.0.1:0");
         assert_eq!((config.ranks.count, config.engine.kind), (3, EngineKind::Timed));
         assert_eq!((config.engine.threads, config.api.listen.port()), (Some(4), 0));
         assert_eq!(config.admin.listen.port(), 0);
@@ -407,6 +399,14 @@ mod tests {
         let config = Config::load(&Sources { env: Vec::new(), ..serve.sources() }).unwrap();
         assert_eq!((config.ranks.count, config.telemetry.log.as_str()), (1, "debug"));
         assert_eq!(config.model.source(), ModelSource::Path("m.gguf".into()));
+    }
+
+    #[test]
+    fn several_nodes_take_free_ports_unless_told_and_one_takes_the_usual() {
+        let ports = |line| (up(line).api.listen.port(), up(line).admin.listen.port());
+        assert_eq!(ports("starling up"), (0, 0));
+        assert_eq!(ports("starling up --nodes 2 --port 9000"), (9000, 0));
+        assert_eq!(ports("starling up --nodes 1"), (8000, 8001));
     }
 
     #[test]
@@ -432,6 +432,11 @@ mod tests {
             "starling",
             "starling fly",
             "starling up --ranks many",
+            "starling up --nodes 0",
+            "starling up --nodes 65",
+            "starling cert node --name Node --authority ca --out o",
+            "starling cert node --name node --authority ca --out o --days 0",
+            "starling cert authority --out o",
             "starling up --engine gpu",
             "starling up --quiet --demo-only",
             "starling up --port 1 --listen 127.0.0.1:2",

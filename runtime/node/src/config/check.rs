@@ -58,16 +58,13 @@ impl Problems {
         }
     }
 
-    fn name(&mut self, key: &str, name: &str) {
-        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        if name.is_empty() || name.len() > 63 || !name.chars().all(legal) {
-            self.add(key, format!("{name:?} is not 1 to 63 letters, digits, '.', '_' or '-'"));
-        }
-    }
-
     fn cluster(&mut self, config: &Config) {
         let (cluster, mesh) = (&config.cluster, &config.mesh);
-        self.name("cluster.name", &cluster.name);
+        // Both are names of certificates and follow one rule.
+        if NodeName::new(&cluster.name).is_err() {
+            let what = format!("{:?} is not 1 to 63 of a-z, 0-9 and '-', a letter first, no '-' last", cluster.name);
+            self.add("cluster.name", what);
+        }
         self.range("cluster.suspect-after-ms", cluster.suspect_after_ms, SUSPECT_AFTER_MS, "");
         self.range("cluster.stream-wait-s", cluster.stream_wait_s, STREAM_WAIT_S, "");
         self.range("mesh.lanes", mesh.lanes, LANES, "");
@@ -119,18 +116,8 @@ impl Problems {
         if mesh.listen.port() == 0 {
             self.add("mesh.listen", format!("{}: the others need a port that they know", mesh.listen));
         }
-        let files =
-            [("mesh.authority", &mesh.authority), ("mesh.certificate", &mesh.certificate), ("mesh.key", &mesh.key)];
-        for (key, path) in files {
-            let Some(path) = path else {
-                let members = cluster.members.len();
-                self.add(key, format!("not given, and a cluster of {members} members needs it (see starling cert)"));
-                continue;
-            };
-            // Opening a folder succeeds; reading it does not.
-            if let Err(e) = std::fs::read(path) {
-                self.add(key, format!("cannot read {path:?}: {e}"));
-            }
+        if let Err(problem) = config.credentials() {
+            self.0.push(problem);
         }
     }
 

@@ -1,11 +1,12 @@
 //! The tables `[cluster]` and `[mesh]`: who takes part, and how this node reaches the others.
 
 use super::units::HostPort;
+use super::{Config, Problem};
 use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use starling_transport::NodeName;
+use starling_transport::{Credentials, NodeName};
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -15,7 +16,8 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct Cluster {
-    /// Name of the cluster: letters, digits, `.`, `_` and `-`, at most 63. Nodes of another cluster are refused.
+    /// Name of the cluster, as the certificates say it: a-z, 0-9 and `-`, a letter first, at most 63. Nodes of another
+    /// cluster are refused.
     pub name: String,
     /// Milliseconds after which a member that is not heard from is suspected: nothing is admitted until it is back.
     pub suspect_after_ms: u64,
@@ -34,7 +36,7 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Member {
-    /// Name of the node, as its certificate says it: a-z, 0-9 and `-`, at most 63.
+    /// Name of the node, as its certificate says it: a-z, 0-9 and `-`, a letter first, at most 63.
     #[schemars(with = "String")]
     pub name: NodeName,
     /// Host and UDP port by which the others reach its mesh.
@@ -78,6 +80,40 @@ impl Default for Mesh {
     fn default() -> Self {
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 8002));
         Self { listen, authority: None, certificate: None, key: None, lanes: 2 }
+    }
+}
+
+impl Config {
+    /// This node's entry in the list of members.
+    pub fn own_member(&self) -> Option<&Member> {
+        self.cluster.members.iter().find(|member| member.name.as_str() == self.node.name)
+    }
+
+    /// Reads the files of `[mesh]`. They are looked at as a peer would, whose refusal could say less.
+    ///
+    /// # Errors
+    /// A file that is not given, cannot be read or does not belong to the others, or a certificate of another node or
+    /// cluster.
+    pub fn credentials(&self) -> Result<Credentials, Problem> {
+        let Mesh { authority, certificate, key, .. } = &self.mesh;
+        let read = |name: &str, path: &Option<PathBuf>| {
+            let members = self.cluster.members.len();
+            let missing = || format!("not given, and a cluster of {members} members needs it (see starling cert)");
+            let path = path.as_ref().ok_or_else(|| Problem::new(name, missing()))?;
+            std::fs::read(path).map_err(|e| Problem::new(name, format!("cannot read {path:?}: {e}")))
+        };
+        let authority = read("mesh.authority", authority)?;
+        let chain = read("mesh.certificate", certificate)?;
+        let key = read("mesh.key", key)?;
+        let of_certificate = |what| Problem::new("mesh.certificate", what);
+        let credentials = Credentials::from_pem(&authority, &chain, &key).map_err(|e| of_certificate(e.to_string()))?;
+        let (node, cluster) = (credentials.name().as_str(), credentials.cluster());
+        if node != self.node.name || cluster != self.cluster.name {
+            let (name, of) = (&self.node.name, &self.cluster.name);
+            let what = format!("is of node {node} in cluster {cluster}, and this is node {name} in cluster {of}");
+            return Err(of_certificate(what));
+        }
+        Ok(credentials)
     }
 }
 

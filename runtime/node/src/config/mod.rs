@@ -47,7 +47,7 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct Node {
-    /// Name of the node, as its certificate says it: a-z, 0-9 and `-`, at most 63.
+    /// Name of the node, as its certificate says it: a-z, 0-9 and `-`, a letter first, at most 63.
     pub name: String,
 }
 
@@ -309,11 +309,6 @@ impl Model {
 }
 
 impl Config {
-    /// This node's entry in the list of members.
-    pub fn own_member(&self) -> Option<&Member> {
-        self.cluster.members.iter().find(|member| member.name.as_str() == self.node.name)
-    }
-
     /// The effective configuration as TOML. Secrets are redacted.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a configuration is plain tables of plain values")

@@ -174,32 +174,40 @@ fn two_names_of_one_key_exclude_each_other() {
     assert_eq!(load("", &unset, &[]).unwrap().placement.load_weight, 0.5);
 }
 
-/// A configuration of three members with the files that their mesh needs, and more keys.
-fn cluster_of_three(more: &str) -> (String, tempfile::NamedTempFile) {
-    let pem = file("any text: reading it is all that is checked here");
-    let path = pem.path().display();
-    let files = format!("authority = '{path}'\ncertificate = '{path}'\nkey = '{path}'");
+/// A configuration of three members with the files that the mesh of `node` needs, and more keys.
+fn cluster_of_three(node: &str, more: &str) -> (String, tempfile::TempDir) {
+    use starling_transport::{Authority, NodeName};
+    let folder = tempfile::TempDir::new().unwrap();
+    let authority = Authority::new("starling").unwrap();
+    let made = authority.issue(&NodeName::new(node).unwrap(), 1).unwrap();
+    let texts = [authority.certificate_pem(), made.certificate_pem, made.key_pem];
+    let mut files = String::new();
+    for (name, text) in ["authority", "certificate", "key"].iter().zip(texts) {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        files += &format!("{name} = {path:?}\n");
+    }
     let members = "members = [{ name = 'node-0', mesh = '10.0.0.1:8002' }, { name = 'node-1', mesh = 'b:8002', ranks = 3 },\
                    'node-2=[::1]:8002/2']";
-    (format!("{more}\n[mesh]\n{files}\n[cluster]\n{members}"), pem)
+    (format!("node.name = '{node}'\n{more}\n[mesh]\n{files}[cluster]\n{members}"), folder)
 }
 
 #[test]
 fn the_list_of_members_decides_how_many_ranks_a_node_has() {
-    let (text, _pem) = cluster_of_three("node.name = 'node-1'");
+    let (text, _pem) = cluster_of_three("node-1", "");
     let config = load(&text, &[], &[]).unwrap();
     assert_eq!((config.ranks.count, config.cluster.members.len()), (3, 3));
     assert_eq!(config.cluster.members[2].to_string(), "node-2=[::1]:8002/2");
-    assert_eq!(load(&text, &[], &[("node.name", "node-0")]).unwrap().ranks.count, 1);
-    let (agrees, _pem) = cluster_of_three("node.name = 'node-1'\nranks.count = 3");
+    let (first, _pem) = cluster_of_three("node-0", "");
+    assert_eq!(load(&first, &[], &[]).unwrap().ranks.count, 1);
+    let (agrees, _pem) = cluster_of_three("node-1", "ranks.count = 3");
     assert!(load(&agrees, &[], &[]).is_ok());
-    let (differs, _pem) = cluster_of_three("node.name = 'node-1'\nranks.count = 1");
+    let (differs, _pem) = cluster_of_three("node-1", "ranks.count = 1");
     assert_eq!(problems(&differs), ["ranks.count: 1 is not the 3 of node-1 in cluster.members"]);
     let printed = config.to_toml().replace("keys = []\n", "");
     assert_eq!(load(&printed, &[], &[]).unwrap(), config);
 
     let env = [("STARLING__CLUSTER__MEMBERS", "node-0=10.0.0.1:8002, node-1=b:8002/3,node-2=[::1]:8002/2")];
-    let (text, _pem) = cluster_of_three("node.name = 'node-1'");
     let without = text.split("[cluster]").next().unwrap();
     assert_eq!(load(without, &env, &[]).unwrap().cluster, config.cluster);
     let error = load("", &[("STARLING__CLUSTER__MEMBERS", "node-0=h")], &[]).unwrap_err().to_string();
@@ -212,19 +220,14 @@ fn the_list_of_members_decides_how_many_ranks_a_node_has() {
 fn members_must_fit_each_other() {
     let of = |members: &str| problems(&format!("cluster.members = [{members}]\nmesh.listen = '127.0.0.1:1'"));
     assert!(load("cluster.members = ['node-0=h:1']", &[], &[]).is_ok(), "a cluster of one needs no mesh");
-    let files = |at: usize| {
-        ["authority", "certificate", "key"]
-            .map(|key| format!("mesh.{key}: not given, and a cluster of {at} members needs it (see starling cert)"))
-    };
-    for (members, count, says) in [
-        ("'node-0=h:1', 'node-0=h:2'", 2, "cluster.members: two members are named node-0"),
-        ("'node-0=h:1', 'node-1=h:1'", 2, "cluster.members: node-0 and node-1 are both at h:1"),
-        ("'a=h:1', 'b=h:2'", 2, "cluster.members: node.name \"node-0\" is not among them (a, b)"),
-        ("'node-0=h:1', 'b=h:2/0'", 2, "cluster.members[1].ranks: 0 is not in 1 to 64"),
+    for (members, says) in [
+        ("'node-0=h:1', 'node-0=h:2'", "cluster.members: two members are named node-0"),
+        ("'node-0=h:1', 'node-1=h:1'", "cluster.members: node-0 and node-1 are both at h:1"),
+        ("'a=h:1', 'b=h:2'", "cluster.members: node.name \"node-0\" is not among them (a, b)"),
+        ("'node-0=h:1', 'b=h:2/0'", "cluster.members[1].ranks: 0 is not in 1 to 64"),
     ] {
-        let mut expected = vec![says.to_owned()];
-        expected.extend(files(count));
-        assert_eq!(of(members), expected);
+        let no_files = "mesh.authority: not given, and a cluster of 2 members needs it (see starling cert)";
+        assert_eq!(of(members), [says, no_files]);
     }
     let many: Vec<String> = (0..65).map(|n| format!("'node-{n}=h:{}'", n + 1)).collect();
     assert_eq!(of(&many.join(","))[0], "cluster.members: 65 members are more than 64");
@@ -242,10 +245,10 @@ fn members_must_fit_each_other() {
 
 #[test]
 fn who_has_others_to_meet_needs_a_port_certificates_and_patience() {
-    let (text, _pem) = cluster_of_three("rounds.heartbeat-ms = 1001");
+    let (text, _pem) = cluster_of_three("node-0", "rounds.heartbeat-ms = 1001");
     assert_eq!(problems(&text), ["cluster.suspect-after-ms: 2000 is less than two rounds.heartbeat-ms of 1001"]);
-    let (text, _pem) = cluster_of_three("");
-    let with = |key, value| match load(&text, &[], &[(key, value)]) {
+    let (text, _pem) = cluster_of_three("node-0", "");
+    let with = |key: &str, value: &str| match load(&text, &[], &[(key, value)]) {
         Err(ConfigError::Invalid(problems)) => problems.iter().map(Problem::to_string).collect::<Vec<_>>(),
         other => panic!("{other:?}"),
     };
@@ -255,6 +258,16 @@ fn who_has_others_to_meet_needs_a_port_certificates_and_patience() {
     assert!(found[0].starts_with("mesh.key: cannot read \"/no/such.key\": No such file"), "{found:?}");
     let found = with("mesh.authority", "/");
     assert!(found[0].starts_with("mesh.authority: cannot read \"/\": "), "{found:?}");
+    let found = with("node.name", "node-2");
+    let says = "mesh.certificate: is of node node-0 in cluster starling, and this is node node-2 in cluster starling";
+    assert!(found[0].starts_with(says), "{found:?}");
+    let found = with("cluster.name", "other");
+    assert!(found[0].contains(", and this is node node-0 in cluster other (in "), "{found:?}");
+    let (_, other) = cluster_of_three("node-0", "");
+    let found = with("mesh.key", other.path().join("key").to_str().unwrap());
+    assert!(found[0].starts_with("mesh.certificate: certificate of node-0 does not belong to its key"), "{found:?}");
+    let found = with("mesh.authority", other.path().join("authority").to_str().unwrap());
+    assert!(found[0].starts_with("mesh.certificate: certificate of node-0 would not be accepted"), "{found:?}");
 }
 
 #[test]
@@ -274,7 +287,7 @@ fn a_file_that_is_no_toml_or_not_there_is_named() {
 fn values_must_fit_each_other() {
     for (text, says) in [
         ("node.name = 'a b'", "node.name: node name \"a b\" is not 1 to 63 of a-z"),
-        ("cluster.name = 'a b'", "cluster.name: \"a b\" is not 1 to 63 letters"),
+        ("cluster.name = 'a b'", "cluster.name: \"a b\" is not 1 to 63 of a-z"),
         ("cluster.suspect-after-ms = 0", "cluster.suspect-after-ms: 0 is not in 1 to 600000"),
         ("cluster.stream-wait-s = 4000", "cluster.stream-wait-s: 4000 is not in 0 to 3600"),
         ("mesh.lanes = 5", "mesh.lanes: 5 is not in 1 to 4"),

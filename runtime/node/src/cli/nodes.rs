@@ -1,0 +1,184 @@
+//! `starling nodes`: the members of a cluster as one of them sees them.
+
+use super::client::local_http;
+use serde::Deserialize;
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// Answers of this length are no list of at most 64 members.
+const BODY_BYTES_MAX: usize = 1 << 20;
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum NodesError {
+    #[error("admin URL {0:?} does not begin with http://")]
+    Url(String),
+    #[error("cannot reach {url}: {why}")]
+    Http { url: String, why: String },
+    #[error("{url} answered {status}: {body}")]
+    Refused { url: String, status: u16, body: String },
+    #[error("{url} did not answer with a cluster: {why}")]
+    Answer { url: String, why: String },
+    #[error("cannot write to standard output: {0}")]
+    Write(#[from] io::Error),
+}
+
+/// What `/debug/cluster` of the admin listener says.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Cluster {
+    pub cluster: String,
+    pub epoch: u64,
+    /// The last round that this node completed.
+    pub round: u64,
+    pub rounds_per_s: f64,
+    /// In view order.
+    pub members: Vec<Member>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Member {
+    pub name: String,
+    /// A text where the number may not fit a JSON number.
+    pub incarnation: serde_json::Value,
+    pub ranks: Vec<u32>,
+    pub state: State,
+    /// `None` for the node itself, or if it was never heard from.
+    pub last_heard_ms: Option<u64>,
+    /// The last round that it is known to have completed.
+    pub completed: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    Up,
+    /// Not heard from for longer than `cluster.suspect-after-ms`.
+    Suspected,
+    Down,
+}
+
+/// Asks a node's admin listener.
+///
+/// # Errors
+/// No answer, a refusal, or an answer that is no cluster.
+pub async fn ask(admin: &str) -> Result<Cluster, NodesError> {
+    if !admin.starts_with("http://") {
+        return Err(NodesError::Url(admin.to_owned()));
+    }
+    let url = format!("{}/debug/cluster", admin.trim_end_matches('/'));
+    let http = |error: reqwest::Error| NodesError::Http { url: url.clone(), why: innermost(&error) };
+    let request = local_http().map_err(http)?.get(&url).timeout(ANSWER_WAIT);
+    let mut response = request.send().await.map_err(http)?;
+    let status = response.status();
+    let mut body = Vec::new();
+    while let Some(bytes) = response.chunk().await.map_err(http)? {
+        body.extend_from_slice(&bytes);
+        if body.len() > BODY_BYTES_MAX {
+            return Err(NodesError::Answer { url, why: format!("more than {BODY_BYTES_MAX} bytes") });
+        }
+    }
+    if !status.is_success() {
+        let body = String::from_utf8_lossy(&body).trim().chars().take(200).collect();
+        return Err(NodesError::Refused { url, status: status.as_u16(), body });
+    }
+    serde_json::from_slice(&body).map_err(|e| NodesError::Answer { url, why: e.to_string() })
+}
+
+/// The cause of causes: "connection refused" rather than "error sending request".
+fn innermost(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), innermost)
+}
+
+/// Writes one line a member under a line about the rounds.
+///
+/// # Errors
+/// Writing failed.
+pub fn write(cluster: &Cluster, out: &mut impl Write) -> io::Result<()> {
+    let Cluster { cluster: name, epoch, round, rounds_per_s, members } = cluster;
+    writeln!(out, "{name} · epoch {epoch} · round {round} · {rounds_per_s:.1} rounds/s")?;
+    let head = ["member", "state", "ranks", "completed"].map(str::to_owned);
+    let rows: Vec<[String; 4]> = std::iter::once(head).chain(members.iter().map(row)).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let [name, state, ranks] = [width(0), width(1), width(2)];
+    for row in &rows {
+        writeln!(out, "{:name$}  {:state$}  {:ranks$}  {}", row[0], row[1], row[2], row[3])?;
+    }
+    Ok(())
+}
+
+fn row(member: &Member) -> [String; 4] {
+    let silent = member.last_heard_ms.map(|ms| format!("{:.1} s", ms as f64 / 1000.0));
+    let state = match (member.state, silent) {
+        (State::Up, _) => "up".to_owned(),
+        (State::Suspected, Some(silent)) => format!("suspected, silent for {silent}"),
+        (State::Suspected, None) => "suspected".to_owned(),
+        (State::Down, Some(silent)) => format!("down, silent for {silent}"),
+        (State::Down, None) => "down".to_owned(),
+    };
+    let ranks: Vec<String> = member.ranks.iter().map(u32::to_string).collect();
+    let completed = member.completed.map_or_else(|| "-".to_owned(), |round| round.to_string());
+    // Whatever a name is, it does not move the cursor.
+    let name = member.name.chars().filter(|c| !c.is_control()).collect();
+    [name, state, ranks.join(","), completed]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Router;
+    use axum::http::StatusCode;
+    use axum::routing::get;
+    use serde_json::{Value, json};
+
+    async fn serve(status: StatusCode, body: String) -> String {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/debug/cluster", get(move || async move { (status, body) }));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        format!("http://{address}")
+    }
+
+    fn three() -> Value {
+        json!({ "cluster": "flock", "epoch": 1, "round": 4711, "rounds_per_s": 49.96, "members": [
+            { "name": "node-0", "incarnation": 17, "ranks": [0, 1], "state": "up", "last_heard_ms": null, "completed": 4711 },
+            { "name": "node-1", "incarnation": "ffff", "ranks": [2], "state": "suspected", "last_heard_ms": 2345,
+              "completed": 4710 },
+            { "name": "no\u{1b}[2J", "incarnation": 3, "ranks": [3], "state": "down", "last_heard_ms": 60000, "completed": null },
+        ] })
+    }
+
+    #[tokio::test]
+    async fn members_are_shown_with_their_state_and_ranks() {
+        let admin = serve(StatusCode::OK, three().to_string()).await;
+        let cluster = ask(&format!("{admin}/")).await.unwrap();
+        let mut out = Vec::new();
+        write(&cluster, &mut out).unwrap();
+        let expected = "\
+flock · epoch 1 · round 4711 · 50.0 rounds/s
+member  state                        ranks  completed
+node-0  up                           0,1    4711
+node-1  suspected, silent for 2.3 s  2      4710
+no[2J   down, silent for 60.0 s      3      -
+";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_cluster_is_told() {
+        let admin = serve(StatusCode::OK, "{}".into()).await;
+        let error = ask(&admin).await.unwrap_err().to_string();
+        let says = format!("{admin}/debug/cluster did not answer with a cluster: missing field `cluster`");
+        assert!(error.starts_with(&says), "{error}");
+        let admin = serve(StatusCode::NOT_FOUND, "no such page\n".into()).await;
+        let error = ask(&admin).await.unwrap_err().to_string();
+        assert_eq!(error, format!("{admin}/debug/cluster answered 404: no such page"));
+        let admin = serve(StatusCode::OK, " ".repeat(BODY_BYTES_MAX + 1)).await;
+        assert!(matches!(ask(&admin).await, Err(NodesError::Answer { .. })));
+        assert!(matches!(ask("127.0.0.1:8001").await, Err(NodesError::Url(_))));
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let error = ask(&format!("http://{closed}")).await.unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot reach http://{closed}/debug/cluster: ")), "{error}");
+        assert!(error.to_lowercase().contains("refused"), "{error}");
+    }
+}
