@@ -42,7 +42,7 @@ def run(*command, **settings):
     return done.returncode, done.stdout, done.stderr
 
 
-def refuses_to_start(code, *words, arguments=("up", "--quiet"), **settings):
+def refuses_to_start(code, *words, arguments=("up", "--nodes", "1", "--quiet"), **settings):
     """Starts, and checks the exit code and that the message names the words. Returns the message."""
     places = {"api__listen": "127.0.0.1:0", "admin__listen": "127.0.0.1:0"}
     actual, _, stderr = run(*arguments, **{**places, **settings})
@@ -121,8 +121,8 @@ def an_unknown_command_is_a_usage_error():
 
 @suite.check
 def too_little_memory_for_one_sequence_is_told_with_both_numbers():
-    code, _, stderr = run("up", "--quiet", model__path=MODEL, engine__kv_memory="64KiB", api__listen="127.0.0.1:0",
-                          admin__listen="127.0.0.1:0")
+    places = {"api__listen": "127.0.0.1:0", "admin__listen": "127.0.0.1:0"}
+    code, _, stderr = run("up", "--nodes", "1", "--quiet", model__path=MODEL, engine__kv_memory="64KiB", **places)
     true(code in (3, 4), f"exit code {code} ({stderr.strip()})")
     true("panicked" not in stderr, f"it panicked: {stderr}")
     true(len(re.findall(r"\d+", stderr)) >= 2, f"two numbers are not in: {stderr.strip()}")
@@ -140,7 +140,8 @@ def the_configuration_is_printed_and_checked():
 
 @suite.check
 def the_demonstration_reuses_the_conversation():
-    server = Server(BINARY, MODEL, arguments=("up", "--demo-only", "--json"))
+    arguments = ("up", "--nodes", "1", "--ranks-per-node", "2", "--demo-only", "--json")
+    server = Server(BINARY, MODEL, arguments=arguments)
     with server:
         turns = [server.event("turn") for _ in range(3)]
         equal(server.wait(), 0, "exit code")

@@ -28,7 +28,7 @@ def environment(settings):
 class Server:
     """One node. Ports are free ones and the `ready` line says which."""
 
-    def __init__(self, binary, model, settings=(), arguments=("up", "--quiet", "--json")):
+    def __init__(self, binary, model, settings=(), arguments=("up", "--nodes", "1", "--quiet", "--json")):
         settings = {"api.listen": "127.0.0.1:0", "admin.listen": "127.0.0.1:0", "model.path": model, **dict(settings)}
         self.stderr = tempfile.TemporaryFile()
         self.lines = queue.Queue()

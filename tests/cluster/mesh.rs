@@ -1,0 +1,131 @@
+//! Nodes of one cluster: what a client of any of them can rely on, and what a lost one does to the others.
+
+use super::client::{Chat, rest};
+use super::process::eventually;
+use super::rig::Cluster;
+use std::collections::BTreeSet;
+
+/// Long enough for whole blocks, which are what later turns reuse.
+const OPENING: &str =
+    "tell me of the birds that fly without a leader over the evening town, and why none of them falls";
+const SLOW: &str = "engine.timed.decode-per-step = '20ms'\n";
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the mesh"]
+async fn any_node_goes_on_with_a_conversation_that_another_began() {
+    const CONVERSATIONS: usize = 60;
+    let cluster = Cluster::start(3, 1, "").await;
+    let mut turns = tokio::task::JoinSet::new();
+    for number in 0..CONVERSATIONS {
+        let (first, second) = (cluster.client(number).clone(), cluster.client(number + 1).clone());
+        turns.spawn(async move {
+            let name = format!("conversation {number}");
+            let chat = Chat::new(&name, &format!("{number}: {OPENING}"));
+            let began = first.chat(&chat).await;
+            let went_on = second.chat(&chat.and_then(&began, "go on")).await;
+            assert!(went_on.cached_tokens() > 0, "{name}: {went_on:?}");
+            let at = |name: &str| (began.header(name).to_owned(), went_on.header(name).to_owned());
+            (at("x-starling-rank"), at("x-starling-node"), at("x-starling-ingress"))
+        });
+    }
+    let (mut ranks, mut elsewhere) = (BTreeSet::new(), 0);
+    while let Some(turn) = turns.join_next().await {
+        let (rank, node, ingress) = turn.unwrap();
+        assert_eq!(rank.0, rank.1);
+        assert_eq!(node.0, node.1);
+        assert_ne!(ingress.0, ingress.1);
+        ranks.insert(rank.0);
+        elsewhere += usize::from(node.1 != ingress.1);
+    }
+    assert_eq!(ranks.len(), 3, "all ranks took part: {ranks:?}");
+    // One node asked is the rank's at most, so at least one turn of each conversation crossed the mesh.
+    assert!(elsewhere > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the mesh"]
+async fn a_client_that_leaves_frees_the_blocks_of_another_node() {
+    let cluster = Cluster::start(2, 1, SLOW).await;
+    let held = async || {
+        let metrics = cluster.client(1).metrics().await;
+        (metrics.sum("starling_kv_blocks", &[("rank", "1"), ("state", "held")]), metrics)
+    };
+    let chat = Chat { max_tokens: 3000, rank: Some(1), ..Chat::new("a", OPENING) };
+    let stream = cluster.client(0).stream(&chat).await;
+    let header = |name: &str| stream.headers()[name].to_str().unwrap().to_owned();
+    assert_eq!((header("x-starling-ingress"), header("x-starling-node")), ("node-0".into(), "node-1".into()));
+    eventually("rank 1 holds blocks", async || match held().await {
+        (blocks, _) if blocks > 0.0 => Ok(()),
+        (_, metrics) => Err(format!("{metrics:?}")),
+    })
+    .await;
+    drop(stream);
+    eventually("rank 1 holds no blocks", async || match held().await {
+        (blocks, _) if blocks == 0.0 => Ok(()),
+        (_, metrics) => Err(format!("{metrics:?}")),
+    })
+    .await;
+}
+
+/// Waits until these nodes say that they are not ready and name the one that is lost.
+async fn all_miss(cluster: &Cluster, those: &[usize], lost: &str) {
+    for at in those {
+        let client = cluster.client(*at);
+        eventually(&format!("node-{at} misses {lost}"), async || match client.not_ready().await? {
+            why if why.contains(lost) => Ok(()),
+            why => Err(why),
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the mesh"]
+async fn a_stopped_peer_is_named_and_nothing_is_admitted_until_it_goes_on() {
+    let cluster = Cluster::start(3, 1, "cluster.suspect-after-ms = 1000\n").await;
+    cluster.nodes[2].freeze().await;
+    all_miss(&cluster, &[0, 1], "node-2").await;
+    for at in [0, 1] {
+        let refused = cluster.client(at).chat(&Chat::new("a", OPENING)).await;
+        assert_eq!(refused.status, 503, "{refused:?}");
+        assert!(refused.header("retry-after").parse::<u32>().is_ok_and(|seconds| seconds > 0), "{refused:?}");
+    }
+    cluster.nodes[2].thaw().await;
+    for at in 0..3 {
+        eventually("ready again", async || cluster.client(at).ready().await).await;
+        let answer = cluster.client(at).chat(&Chat::new("b", OPENING)).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the mesh"]
+async fn a_stream_that_does_not_need_the_stopped_peer_runs_to_its_end() {
+    let cluster = Cluster::start(3, 1, &format!("{SLOW}cluster.suspect-after-ms = 1000\n")).await;
+    let chat = Chat { max_tokens: 150, rank: Some(1), ..Chat::new("a", OPENING) };
+    let stream = cluster.client(0).stream(&chat).await;
+    cluster.nodes[2].freeze().await;
+    assert!(rest(stream).await.ends_with("data: [DONE]\n\n"), "ingress and rank reach each other");
+    cluster.nodes[2].thaw().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the mesh"]
+async fn a_killed_peer_is_named_and_comes_back_as_another_life() {
+    let mut cluster = Cluster::start(3, 1, "cluster.suspect-after-ms = 1000\n").await;
+    let incarnation = |page: &serde_json::Value| page["members"][1]["incarnation"].clone();
+    let before = incarnation(&cluster.client(0).debug("cluster").await);
+    assert!(!before.is_null());
+    cluster.nodes[1].kill().await;
+    all_miss(&cluster, &[0, 2], "node-1").await;
+    cluster.nodes[1].restart();
+    cluster.ready().await;
+    let page = cluster.client(0).debug("cluster").await;
+    assert_ne!(incarnation(&page), before, "{page}");
+    assert!(page["members"].as_array().unwrap().iter().all(|member| member["state"] == "up"), "{page}");
+    for at in 0..3 {
+        let chat = Chat { rank: Some(1), ..Chat::new("b", OPENING) };
+        let answer = cluster.client(at).chat(&chat).await;
+        assert_eq!((answer.status, answer.header("x-starling-node")), (200, "node-1"), "{answer:?}");
+    }
+}
