@@ -1,4 +1,4 @@
-//! The harness itself, with nodes that know nothing of each other.
+//! The harness itself, and what holds of a node whether or not it has others to meet.
 
 use super::client::Chat;
 use super::process::eventually;
@@ -41,4 +41,13 @@ async fn blocks_are_held_while_a_stream_is_open_and_free_when_its_client_has_lef
     drop(stream);
     eventually("no block is held", async || held().await.map_or_else(|_| Ok(()), |()| Err("blocks are held".into())))
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_with_certificates_of_one_authority_all_become_ready() {
+    let cluster = Cluster::start(3, 2, "").await;
+    for at in 0..3 {
+        let answer = cluster.client(at).chat(&Chat::new("a", "hello")).await;
+        assert_eq!((answer.status, answer.header("x-starling-ingress")), (200, format!("node-{at}").as_str()));
+    }
 }

@@ -115,8 +115,13 @@ impl Process {
 
 /// Sends a signal, such as `KILL`, `STOP` or `CONT`.
 pub async fn send(signal: &str, pid: u32) {
-    let sent = Command::new("kill").args([format!("-{signal}"), pid.to_string()]).status().await.unwrap();
-    assert!(sent.success(), "kill -{signal} {pid}: {sent}");
+    send_to(signal, &pid.to_string()).await;
+}
+
+/// Likewise, to a process or, by a number below zero, to a whole group.
+pub async fn send_to(signal: &str, whom: &str) {
+    let sent = Command::new("kill").args([&format!("-{signal}"), "--", whom]).status().await.unwrap();
+    assert!(sent.success(), "kill -{signal} -- {whom}: {sent}");
 }
 
 impl Drop for Process {

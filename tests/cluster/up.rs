@@ -1,7 +1,7 @@
 //! `starling up` with several nodes: what it prints, and that nothing outlives it.
 
 use super::client::{Chat, Client, rest};
-use super::process::{Process, command, eventually, send};
+use super::process::{Process, command, eventually, send, send_to};
 use super::rig::model;
 use serde_json::Value;
 use std::path::Path;
@@ -23,6 +23,8 @@ impl Up {
         std::fs::create_dir(&scratch).unwrap();
         command.env("TMPDIR", &scratch).env("STARLING__ENGINE__TIMED__DECODE_PER_STEP", "10ms");
         command.env("STARLING__ENGINE__KV_MEMORY", "16MiB");
+        // A terminal would give it a group of its own.
+        command.process_group(0);
         let process = Process::start("up", command, &folder.path().join("up.log"));
         Self { process, folder }
     }
@@ -32,6 +34,11 @@ impl Up {
         let event = self.process.event().await;
         assert_eq!(event["event"], "ready", "{event}");
         event["nodes"].as_array().unwrap().clone()
+    }
+
+    /// As Ctrl-C does: the terminal signals the whole group.
+    async fn interrupt(&self) {
+        send_to("INT", &format!("-{}", self.process.pid())).await;
     }
 
     /// What is left in the folder for temporary files.
@@ -83,7 +90,7 @@ async fn an_interrupt_drains_every_node() {
     let nodes = up.ready().await;
     let client = Client::new(&nodes[1]);
     let stream = client.stream(&Chat { max_tokens: 100, ..Chat::new("a", "on and on") }).await;
-    up.process.signal("INT").await;
+    up.interrupt().await;
     assert!(rest(stream).await.ends_with("data: [DONE]\n\n"), "the open stream ends in its own way");
     assert_eq!(up.process.ended().await.code(), Some(0), "{}", up.process.log());
     all_gone(&nodes).await;
@@ -96,9 +103,9 @@ async fn a_second_interrupt_ends_every_node_at_once() {
     let nodes = up.ready().await;
     let client = Client::new(&nodes[0]);
     let stream = client.stream(&Chat { max_tokens: 3900, ..Chat::new("a", "on and on") }).await;
-    up.process.signal("INT").await;
+    up.interrupt().await;
     eventually("draining", async || client.not_ready().await).await;
-    up.process.signal("INT").await;
+    up.interrupt().await;
     assert_eq!(up.process.ended().await.code(), Some(130), "{}", up.process.log());
     all_gone(&nodes).await;
     assert!(!rest(stream).await.contains("[DONE]"));
@@ -128,6 +135,17 @@ async fn a_node_that_dies_is_named_with_the_end_of_its_log() {
     assert!(told.lines().any(shown), "its log is shown: {log}");
     all_gone(&nodes).await;
     assert!(up.left().is_empty(), "{:?}", up.left());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_dies_in_the_conversation_is_named_and_not_only_its_stream() {
+    let mut up = Up::start(&["--nodes", "2"]);
+    let nodes = up.ready().await;
+    send("KILL", pid(&nodes[0])).await;
+    assert_eq!(up.process.ended().await.code(), Some(1));
+    let log = up.process.log();
+    assert!(log.contains("error: node-0 ended (signal: 9"), "{log}");
+    all_gone(&nodes).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

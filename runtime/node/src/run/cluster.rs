@@ -23,6 +23,8 @@ const READY_WAIT: Duration = Duration::from_secs(600);
 const READY_INTERVAL: Duration = Duration::from_millis(50);
 /// For one look: a node that is stopped does not answer.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
+/// Between the end of a node's streams and of its process, when both end by one cause.
+const END_WAIT: Duration = Duration::from_secs(1);
 /// What a node needs to stop beside its drain: its own limits are 10 s for the actors and 5 s for each listener.
 const STOP_WAIT: Duration = Duration::from_secs(30);
 
@@ -120,9 +122,16 @@ async fn work(command: &Up, config: &Config, nodes: &mut Nodes) -> Result<(), Ru
     printer.ready(&model, &ready)?;
     if !command.quiet {
         let key = config.api.keys.first().map(|key| Secret::new(key.expose()));
-        tokio::select! {
-            talked = printer.converse(&ready, &model, key) => { talked?; }
+        let talked = tokio::select! {
+            talked = printer.converse(&ready, &model, key) => talked,
             ended = nodes.next_end() => return Err(ended.into_error().into()),
+        };
+        if let Err(error) = talked {
+            // A stream breaks a moment before its node has ended, which is the better thing to tell.
+            return match timeout(END_WAIT, nodes.next_end()).await {
+                Ok(ended) => Err(ended.into_error().into()),
+                Err(_) => Err(error.into()),
+            };
         }
     }
     if command.demo_only {
