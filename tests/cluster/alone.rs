@@ -45,7 +45,7 @@ async fn blocks_are_held_while_a_stream_is_open_and_free_when_its_client_has_lef
 
 #[tokio::test(flavor = "multi_thread")]
 async fn members_with_certificates_of_one_authority_all_become_ready() {
-    let cluster = Cluster::start(3, 2, "").await;
+    let cluster = Cluster::start(3, 2, "cluster.suspect-after-ms = 5000\nengine.timed.decode-per-step = '1ms'\n").await;
     for at in 0..3 {
         let answer = cluster.client(at).chat(&Chat::new("a", "hello")).await;
         assert_eq!((answer.status, answer.header("x-starling-ingress")), (200, format!("node-{at}").as_str()));

@@ -74,7 +74,10 @@ impl Client {
     /// Asks for a stream and returns it once its first bytes are here.
     pub async fn stream(&self, chat: &Chat<'_>) -> reqwest::Response {
         let mut response = self.request(chat, true).send().await.unwrap();
-        assert_eq!(response.status(), 200);
+        let status = response.status();
+        if !status.is_success() {
+            panic!("{status}: {}", response.text().await.unwrap());
+        }
         assert!(response.chunk().await.unwrap().is_some());
         response
     }

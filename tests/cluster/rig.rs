@@ -35,7 +35,7 @@ pub struct Node {
 
 impl Cluster {
     /// Starts `count` nodes that are members of one cluster, `ranks` ranks each, and waits until all are ready. `more` is
-    /// added to each configuration.
+    /// added to each configuration: whole lines with dotted keys.
     pub async fn start(count: usize, ranks: u32, more: &str) -> Self {
         let folder = TempDir::new().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
@@ -52,8 +52,8 @@ impl Cluster {
             let files = [path("authority.pem"), path(&format!("{name}.pem")), path(&format!("{name}-key.pem"))];
             let [authority, certificate, key] = files;
             texts.push(format!(
-                "{more}\n[cluster]\nname = '{CLUSTER}'\nmembers = [{members}]\n[mesh]\nlisten = '{mesh}'\n\
-                 authority = '{authority}'\ncertificate = '{certificate}'\nkey = '{key}'\n"
+                "{more}cluster.name = '{CLUSTER}'\ncluster.members = [{members}]\nmesh.listen = '{mesh}'\n\
+                 mesh.authority = '{authority}'\nmesh.certificate = '{certificate}'\nmesh.key = '{key}'\n"
             ));
         }
         drop(held);

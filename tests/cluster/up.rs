@@ -15,6 +15,10 @@ struct Up {
 
 impl Up {
     fn start(more: &[&str]) -> Self {
+        Self::with(more, &[])
+    }
+
+    fn with(more: &[&str], variables: &[(&str, &str)]) -> Self {
         let folder = TempDir::new().unwrap();
         let model = model(folder.path());
         let arguments = ["up", "--json", "--engine", "timed", "--model", model.to_str().unwrap()];
@@ -22,7 +26,7 @@ impl Up {
         let scratch = folder.path().join("scratch");
         std::fs::create_dir(&scratch).unwrap();
         command.env("TMPDIR", &scratch).env("STARLING__ENGINE__TIMED__DECODE_PER_STEP", "10ms");
-        command.env("STARLING__ENGINE__KV_MEMORY", "16MiB");
+        command.env("STARLING__ENGINE__KV_MEMORY", "16MiB").envs(variables.iter().copied());
         // A terminal would give it a group of its own.
         command.process_group(0);
         let process = Process::start("up", command, &folder.path().join("up.log"));
@@ -181,6 +185,44 @@ async fn logs_are_kept_where_it_says() {
         let log = std::fs::read_to_string(Path::new(folder).join(format!("{node}.log"))).unwrap();
         assert!(log.contains("draining"), "{log}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bearer_keys_reach_the_nodes_and_no_file() {
+    const KEY: &str = "sk-of-this-test";
+    let mut up = Up::with(&["--nodes", "2", "--keep-logs"], &[("STARLING__API__KEYS", KEY)]);
+    let nodes = up.ready().await;
+    for _ in 0..3 {
+        assert_eq!(up.process.event().await["event"], "turn", "the conversation has the key");
+    }
+    for node in &nodes {
+        assert_eq!(Client::new(node).chat(&Chat::new("a", "hello")).await.status, 401);
+    }
+    up.interrupt().await;
+    assert_eq!(up.process.ended().await.code(), Some(0), "{}", up.process.log());
+    let files = std::fs::read_dir(&up.left()[0]).unwrap().map(|file| file.unwrap().path());
+    let holding: Vec<_> = files.filter(|file| std::fs::read_to_string(file).unwrap().contains(KEY)).collect();
+    assert!(holding.is_empty(), "{holding:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the mesh"]
+async fn the_conversation_stays_on_one_rank_whichever_node_is_asked() {
+    let mut up = Up::start(&["--nodes", "3", "--demo-only"]);
+    up.ready().await;
+    let turns = [up.process.event().await, up.process.event().await, up.process.event().await];
+    let number = |turn: &Value, name: &str| turn[name].as_u64().unwrap_or_else(|| panic!("{name} in {turn}"));
+    let cached = turns.each_ref().map(|turn| number(turn, "cached_tokens"));
+    assert!(cached[0] < cached[1] && cached[1] < cached[2], "{cached:?}");
+    let ranks = turns.each_ref().map(|turn| number(turn, "rank"));
+    assert_eq!(ranks, [ranks[0]; 3]);
+    // Ranks are counted in the order of the nodes, one each here.
+    for turn in &turns {
+        let node = format!("node-{}", ranks[0]);
+        let elsewhere = turn.get("rank_node").and_then(Value::as_str);
+        assert_eq!(elsewhere.or(turn["node"].as_str()), Some(node.as_str()), "{turn}");
+    }
+    assert_eq!(up.process.ended().await.code(), Some(0), "{}", up.process.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -73,15 +73,16 @@ pub fn up(command: &Up) -> Result<(), RunError> {
     let config = Config::load(&command.sources())?;
     logs::init(&config.telemetry)?;
     let config = of_one_machine(config)?;
-    let mut folder = Folder::new()?;
-    if command.keep_logs {
-        folder.keep();
-        eprintln!("logs are kept in {}", folder.path().display());
-    }
     // What the nodes do is theirs; this process only waits.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
+        // Before the folder, so that no signal leaves it behind.
         let mut signals = Signals::new(false)?;
+        let mut folder = Folder::new()?;
+        if command.keep_logs {
+            folder.keep();
+            eprintln!("logs are kept in {}", folder.path().display());
+        }
         let mut nodes = Nodes::start(&folder.fill(&config, command.nodes)?)?;
         let worked = tokio::select! {
             worked = work(command, &config, &mut nodes) => worked,
