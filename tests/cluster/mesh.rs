@@ -11,7 +11,6 @@ const OPENING: &str =
 const SLOW: &str = "engine.timed.decode-per-step = '20ms'\n";
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs the mesh"]
 async fn any_node_goes_on_with_a_conversation_that_another_began() {
     const CONVERSATIONS: usize = 60;
     let cluster = Cluster::start(3, 1, "").await;
@@ -43,7 +42,6 @@ async fn any_node_goes_on_with_a_conversation_that_another_began() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs the mesh"]
 async fn a_client_that_leaves_frees_the_blocks_of_another_node() {
     let cluster = Cluster::start(2, 1, SLOW).await;
     let held = async || {
@@ -80,7 +78,6 @@ async fn all_miss(cluster: &Cluster, those: &[usize], lost: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs the mesh"]
 async fn a_stopped_peer_is_named_and_nothing_is_admitted_until_it_goes_on() {
     let cluster = Cluster::start(3, 1, "cluster.suspect-after-ms = 1000\n").await;
     cluster.nodes[2].freeze().await;
@@ -99,7 +96,6 @@ async fn a_stopped_peer_is_named_and_nothing_is_admitted_until_it_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs the mesh"]
 async fn a_stream_that_does_not_need_the_stopped_peer_runs_to_its_end() {
     let cluster = Cluster::start(3, 1, &format!("{SLOW}cluster.suspect-after-ms = 1000\n")).await;
     let chat = Chat { max_tokens: 150, rank: Some(1), ..Chat::new("a", OPENING) };
@@ -110,7 +106,6 @@ async fn a_stream_that_does_not_need_the_stopped_peer_runs_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs the mesh"]
 async fn a_killed_peer_is_named_and_comes_back_as_another_life() {
     let mut cluster = Cluster::start(3, 1, "cluster.suspect-after-ms = 1000\n").await;
     let incarnation = |page: &serde_json::Value| page["members"][1]["incarnation"].clone();

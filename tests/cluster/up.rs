@@ -206,7 +206,6 @@ async fn bearer_keys_reach_the_nodes_and_no_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs the mesh"]
 async fn the_conversation_stays_on_one_rank_whichever_node_is_asked() {
     let mut up = Up::start(&["--nodes", "3", "--demo-only"]);
     up.ready().await;

@@ -123,8 +123,8 @@ impl Pace {
 /// The cluster as one member sees it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ClusterReport {
-    /// 0 in no view.
-    pub cluster: u64,
+    /// In hexadecimal; empty in no view.
+    pub cluster: String,
     pub epoch: u64,
     pub round: u64,
     pub rounds_per_s: f64,
@@ -134,12 +134,14 @@ pub struct ClusterReport {
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct MemberReport {
     pub name: String,
-    /// In the view; 0 in none.
-    pub incarnation: u64,
+    /// Of its life in the view, in hexadecimal: JSON numbers may not hold it. Empty in no view.
+    pub incarnation: String,
     pub ranks: Vec<u32>,
     pub state: MemberState,
     /// Since anything came from it; 0 for this node, absent without a link.
     pub last_heard_ms: Option<u64>,
+    /// The last round that it completed; known of this node only.
+    pub completed: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -168,17 +170,19 @@ pub(crate) fn report(
             Some(_) if watch.suspects(seat) => MemberState::Suspected,
             Some(_) => MemberState::Up,
         };
+        let life = machine.view().and_then(|view| view.members.get(index));
         MemberReport {
             name: member.name.to_string(),
-            incarnation: machine.view().and_then(|v| v.members.get(index)).map_or(0, |m| m.incarnation.0),
+            incarnation: life.map_or_else(String::new, |member| format!("{:016x}", member.incarnation.0)),
             ranks: settings.ranks_of(seat).collect(),
             state,
+            completed: (seat == settings.seat()).then_some(machine.completed().0),
             last_heard_ms: last_heard.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
         }
     };
     let round = machine.completed().0;
     ClusterReport {
-        cluster: machine.cluster().map_or(0, |cluster| cluster.0),
+        cluster: machine.cluster().map_or_else(String::new, |cluster| format!("{:016x}", cluster.0)),
         epoch: machine.view().map_or(0, |view| view.epoch.0),
         round,
         rounds_per_s: pace.rounds_per_s(now_us, round),

@@ -1,9 +1,11 @@
 //! Puts a node together from its configuration: model, ranks, actors, telemetry, listeners.
 
 mod engine;
+mod members;
 mod model;
 
 pub use engine::{Debug, Health, ServingEngine};
+pub use members::MembersError;
 pub use model::{LoadError, Loaded};
 
 use crate::api::{self, Api, Drained, ServeLimits};
@@ -14,6 +16,7 @@ use crate::telemetry::{Identity, SpansError, Telemetry, admin_router};
 use starling_actors::{Hook, TreeExit};
 use starling_core::{batch, ingress, kv, replica, round};
 use starling_serving::{Observer, Serving, ServingError, Settings};
+use starling_transport::Mesh;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -36,6 +39,8 @@ pub enum StartError {
     #[error("cannot listen at {address} ({what}): {source}")]
     Listen { what: &'static str, address: SocketAddr, source: io::Error },
     #[error(transparent)]
+    Members(#[from] MembersError),
+    #[error(transparent)]
     Load(#[from] LoadError),
     #[error(transparent)]
     Serving(#[from] ServingError),
@@ -52,6 +57,8 @@ pub struct Node {
     /// A bearer key that is accepted, if keys are asked for.
     pub key: Option<String>,
     serving: Serving,
+    /// To the other members, where there are any.
+    mesh: Option<Mesh>,
     telemetry: Arc<Telemetry>,
     api_stop: oneshot::Sender<()>,
     api_task: JoinHandle<Drained>,
@@ -84,8 +91,9 @@ impl Node {
         let hook: Arc<dyn Hook> = Arc::<Telemetry>::clone(&telemetry);
         let actors = starling_actors::Node::with_hook(config.node.name.as_str(), hook);
         let observer: Arc<dyn Observer> = Arc::clone(&telemetry.metrics) as _;
-        let settings = settings(config, &loaded);
+        let settings = settings(config, &loaded)?;
         let serving = Serving::start(&actors, settings, loaded.backends(config), observer).await?;
+        let mesh = members::join(config, &actors).await?;
 
         let health = Arc::new(Health::new(serving.clone(), config.model.id()));
         let api_settings = api_settings(config, &keys);
@@ -109,6 +117,7 @@ impl Node {
             model: config.model.id(),
             key: keys.into_iter().next(),
             serving,
+            mesh,
             telemetry,
             api_stop,
             api_task,
@@ -132,6 +141,9 @@ impl Node {
         }
         // Streams that are still open end with an error before their connections are closed.
         self.serving.stop(STOP_WAIT).await;
+        if let Some(mesh) = &self.mesh {
+            mesh.close(FLUSH_WAIT).await;
+        }
         for (stop, task) in [(self.api_stop, self.api_task), (self.admin_stop, self.admin_task)] {
             // A listener that is gone needs no signal.
             let _ = stop.send(());
@@ -171,15 +183,17 @@ fn api_settings(config: &Config, keys: &[String]) -> api::Settings {
 }
 
 /// The actors' settings.
-fn settings(config: &Config, loaded: &Loaded) -> Settings {
+fn settings(config: &Config, loaded: &Loaded) -> Result<Settings, MembersError> {
     let batch = batch::Config {
         step_tokens_max: config.engine.step_tokens_max,
         sequences_max: config.engine.sequences_max,
         pool: kv::Config { blocks: loaded.blocks(config), block_tokens: config.engine.block_tokens },
     };
-    Settings {
-        node: Arc::from(config.node.name.as_str()),
-        ranks: config.ranks.count,
+    let (members, me) = members::list(config)?;
+    Ok(Settings {
+        members,
+        me,
+        suspect_after_us: config.cluster.suspect_after_ms * 1000,
         context_tokens_max: loaded.context_tokens(config),
         prompt_wait_us: config.limits.prompt_wait.as_micros(),
         batch,
@@ -200,7 +214,8 @@ fn settings(config: &Config, loaded: &Loaded) -> Settings {
             backlog_requests_max: config.limits.backlog_requests_max,
             backlog_tokens_max: config.limits.backlog_tokens_max,
             announce_wait_us: config.limits.announce_wait.as_micros(),
+            stream_wait_us: config.cluster.stream_wait_s * 1_000_000,
             ..ingress::Config::default()
         },
-    }
+    })
 }

@@ -6,7 +6,7 @@ mod folder;
 
 use cluster::ClusterError;
 
-use crate::assembly::{LoadError, Node, StartError};
+use crate::assembly::{LoadError, MembersError, Node, StartError};
 use crate::cli::cert::CertCommand;
 use crate::cli::demo::{DemoError, Printer};
 use crate::cli::nodes::{self, NodesError};
@@ -43,6 +43,8 @@ impl From<&RunError> for Exit {
         match error {
             RunError::Config(error) => error.into(),
             RunError::Start(StartError::Spans(_)) => Self::Config,
+            RunError::Start(StartError::Members(MembersError::Mesh(_))) => Self::Failed,
+            RunError::Start(StartError::Members(_)) => Self::Config,
             RunError::Start(StartError::Load(LoadError::Fetch(error))) => error.into(),
             RunError::Start(StartError::Load(_)) => Self::Unavailable,
             RunError::Start(StartError::Serving(error)) => match error {

@@ -3,7 +3,7 @@
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use serde_json::{Value, json};
 use starling::api::{Check, Health};
-use starling::telemetry::admin::Placement;
+use starling::telemetry::admin::Page;
 use starling::telemetry::{DebugSource, Identity, Metrics, admin_router};
 use starling_actors::{ActorKind, ActorState, ActorStats};
 use std::net::SocketAddr;
@@ -29,8 +29,12 @@ impl DebugSource for Fixed {
         }]
     }
 
-    fn placement(&self) -> Placement<'_> {
+    fn placement(&self) -> Page<'_> {
         Box::pin(async { json!({ "conversations": 3 }) })
+    }
+
+    fn cluster(&self) -> Page<'_> {
+        Box::pin(async { json!({ "epoch": 2 }) })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The serving actors as the API, the probes and the debugging pages see them.
 
 use crate::api::{self, Check, Engine, Events};
-use crate::telemetry::admin::Placement;
+use crate::telemetry::admin::Page;
 use crate::telemetry::{DebugSource, Metrics};
 use starling_actors::ActorStats;
 use starling_core::rejection::Rejection;
@@ -65,15 +65,16 @@ impl api::Health for Health {
             [] => "all run".to_owned(),
             down => format!("down: {}", down.join(", ")),
         };
-        let rounds = match readiness.stalled {
+        let rounds = match &readiness.standstill {
             None => "go on".to_owned(),
-            Some(age) => format!("none for {} ms", age.as_millis()),
+            Some((age, waits_for)) if waits_for.is_empty() => format!("none for {} ms", age.as_millis()),
+            Some((age, waits_for)) => format!("none for {} ms: waits for {}", age.as_millis(), waits_for.join(", ")),
         };
         vec![
             // The listener opens behind the model, so a probe that is answered finds it loaded.
             Check { name: "model", passed: true, detail: format!("{} is loaded", self.model) },
             Check { name: "actors", passed: readiness.down.is_empty(), detail: actors },
-            Check { name: "rounds", passed: readiness.stalled.is_none(), detail: rounds },
+            Check { name: "rounds", passed: readiness.standstill.is_none(), detail: rounds },
             Check {
                 name: "draining",
                 passed: !readiness.draining,
@@ -99,7 +100,16 @@ impl DebugSource for Debug {
         self.serving.node().actors()
     }
 
-    fn placement(&self) -> Placement<'_> {
+    fn cluster(&self) -> Page<'_> {
+        Box::pin(async {
+            match self.serving.cluster_report().await {
+                Ok(report) => serde_json::json!(report),
+                Err(error) => serde_json::json!({ "error": error.to_string() }),
+            }
+        })
+    }
+
+    fn placement(&self) -> Page<'_> {
         Box::pin(async {
             match self.serving.placement_debug().await {
                 Ok(debug) => serde_json::json!(debug),

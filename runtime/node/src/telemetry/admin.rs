@@ -15,14 +15,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 /// JSON that an actor is asked for.
-pub type Placement<'a> = Pin<Box<dyn Future<Output = serde_json::Value> + Send + 'a>>;
+pub type Page<'a> = Pin<Box<dyn Future<Output = serde_json::Value> + Send + 'a>>;
 
 /// Where debugging pages come from; asked by each request.
 pub trait DebugSource: Send + Sync + 'static {
     fn actors(&self) -> Vec<ActorStats>;
 
     /// The last decisions of the router with their terms, as plain JSON.
-    fn placement(&self) -> Placement<'_>;
+    fn placement(&self) -> Page<'_>;
+
+    /// The members of the cluster as this node sees them.
+    fn cluster(&self) -> Page<'_>;
 }
 
 #[derive(Clone)]
@@ -32,12 +35,13 @@ struct Admin {
     health: Arc<dyn Health>,
 }
 
-/// `/metrics`, `/debug/actors`, `/debug/placement`, `/livez`, `/readyz` and `/health`.
+/// `/metrics`, `/debug/actors`, `/debug/placement`, `/debug/cluster`, `/livez`, `/readyz` and `/health`.
 pub fn admin_router(metrics: Arc<Metrics>, debug: Arc<dyn DebugSource>, health: Arc<dyn Health>) -> Router {
     Router::new()
         .route("/metrics", get(scrape))
         .route("/debug/actors", get(actors))
         .route("/debug/placement", get(placement))
+        .route("/debug/cluster", get(cluster))
         .route("/livez", get(livez))
         .route("/health", get(livez))
         .route("/readyz", get(readyz))
@@ -56,6 +60,10 @@ async fn actors(State(admin): State<Admin>) -> Response {
 
 async fn placement(State(admin): State<Admin>) -> Response {
     axum::Json(admin.debug.placement().await).into_response()
+}
+
+async fn cluster(State(admin): State<Admin>) -> Response {
+    axum::Json(admin.debug.cluster().await).into_response()
 }
 
 fn probe(passed: bool, text: String) -> Response {
