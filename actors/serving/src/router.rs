@@ -66,6 +66,8 @@ pub struct PlacementDebug {
     pub waiting: usize,
     pub requests: usize,
     pub conversations: usize,
+    /// Attempts on the ranks of this node.
+    pub open_here: usize,
     pub faults: starling_core::replica::Faults,
     /// Newest last.
     pub recent: Vec<Decision>,
@@ -145,7 +147,13 @@ impl Router {
     fn reconcile(&mut self, context: &Context<'_, Message>, replica: &Replica, fresh: bool) {
         for (index, rank) in self.settings.own_ranks().map(RankId).enumerate() {
             let open = replica.open_on_rank(rank);
-            self.ledgers[index].open = open.iter().map(|(attempt, _)| *attempt).collect();
+            let of_replica: BTreeSet<AttemptKey> = open.iter().map(|(attempt, _)| *attempt).collect();
+            let ledger = &mut self.ledgers[index].open;
+            match fresh {
+                true => *ledger = of_replica,
+                // What a rank finished in the meantime is known here and on its way to the replica.
+                false => ledger.retain(|attempt| of_replica.contains(attempt)),
+            }
             self.tell_view(context, index, (open, fresh));
         }
     }
@@ -307,6 +315,7 @@ impl Router {
             waiting: replica.map_or(0, Replica::waiting_len),
             requests: replica.map_or(0, Replica::requests_len),
             conversations: replica.map_or(0, |r| r.router().conversations()),
+            open_here: self.ledgers.iter().map(|ledger| ledger.open.len()).sum(),
             faults: replica.map(Replica::faults).unwrap_or_default(),
             recent: self.recent.iter().cloned().collect(),
         }

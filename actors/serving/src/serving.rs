@@ -165,7 +165,8 @@ impl Serving {
         self.addresses.ingress.ask(TraceContext::default(), ASK_DEADLINE, ingress::Message::Open).await
     }
 
-    /// Refuses new requests and waits for the open ones, `within` at most. Returns how many are left.
+    /// Refuses new requests and waits for the open ones, of this node's clients and on its ranks, `within` at most. Returns
+    /// how many are left.
     pub async fn drain(&self, within: Duration) -> usize {
         self.draining.store(true, Ordering::Relaxed);
         let trace = TraceContext::default();
@@ -174,7 +175,10 @@ impl Serving {
         let _ = self.addresses.queue.tell(trace, queue::Message::Draining);
         let until = tokio::time::Instant::now() + within;
         loop {
-            let open = self.open_requests().await.unwrap_or(0);
+            // Actors that do not answer serve nobody.
+            let own = self.open_requests().await.unwrap_or(0);
+            let of_others = self.placement_debug().await.map_or(0, |debug| debug.open_here);
+            let open = own.max(of_others);
             if open == 0 || tokio::time::Instant::now() >= until {
                 return open;
             }

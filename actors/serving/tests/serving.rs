@@ -1,119 +1,19 @@
 //! The serving actors as a whole: a backend that computes tokens from what its pages really hold, actors that are
 //! killed under load, and streams that must not lose or repeat a token.
 
-use starling_actors::{ActorError, Node, NodeName, TraceContext};
-use starling_core::ids::{ConversationKey, RankId, TokenId};
-use starling_core::request::{Finish, Generation};
-use starling_core::step::{Sampled, Step};
-use starling_core::{batch, ingress, kv, placement, rejection::Rejection, replica, round};
-use starling_gpu::{Backend, StepError};
-use starling_serving::api::{StreamEvent, Submission};
-use starling_serving::{Backends, MemberSettings, NoObserver, Observer, Serving, Settings, TokenStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+mod support;
+
+use starling_actors::{ActorError, Node};
+use starling_core::ids::{RankId, TokenId};
+use starling_core::request::Finish;
+use starling_core::{placement, rejection::Rejection, replica};
+use starling_gpu::Backend;
+use starling_serving::api::StreamEvent;
+use starling_serving::{Backends, NoObserver, Observer, Serving, Settings, TokenStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use support::{Gate, LIMIT, Seen, backends, expected, first_token, prompt, settings, submission, until};
 use tokio::time::timeout;
-
-/// Generous: two shared cores.
-const LIMIT: Duration = Duration::from_secs(60);
-const BLOCK_TOKENS: u32 = 4;
-
-fn settings(ranks: u32, blocks: u32) -> Settings {
-    let kv = kv::Config { blocks, block_tokens: BLOCK_TOKENS };
-    Settings {
-        members: vec![MemberSettings { name: NodeName::new("here").expect("a name"), ranks }],
-        me: 0,
-        suspect_after_us: 2_000_000,
-        context_tokens_max: 256,
-        prompt_wait_us: 5_000_000,
-        batch: batch::Config { step_tokens_max: 32, sequences_max: 8, pool: kv },
-        replica: replica::Config {
-            cap: 8,
-            attempts_max: 10,
-            probe_requests_max: 256,
-            placement: placement::Config::default(),
-        },
-        rounds: round::Config::default(),
-        ingress: ingress::Config::default(),
-    }
-}
-
-/// A model whose next token is a hash of all tokens so far, read from its pages: a page that was not written, or was
-/// given to another sequence, gives another token.
-struct PagedHash {
-    pages: Vec<[TokenId; BLOCK_TOKENS as usize]>,
-    gate: Arc<Gate>,
-}
-
-/// Lets a test hold steps back and count them.
-#[derive(Default)]
-struct Gate {
-    closed: AtomicBool,
-    steps: AtomicU64,
-    panic_at: AtomicU64,
-}
-
-fn next_token(tokens: impl Iterator<Item = TokenId>) -> TokenId {
-    tokens.fold(17u32, |h, t| (h ^ t).wrapping_mul(0x9e37_79b1).rotate_left(7)) % 1000
-}
-
-impl Backend for PagedHash {
-    fn step(&mut self, step: &Step, out: &mut Vec<Sampled>) -> Result<(), StepError> {
-        let nth = self.gate.steps.fetch_add(1, Ordering::SeqCst) + 1;
-        assert_ne!(nth, self.gate.panic_at.load(Ordering::SeqCst), "a planned fault of the device");
-        while self.gate.closed.load(Ordering::SeqCst) {
-            std::thread::yield_now();
-        }
-        for (index, slice) in step.slices.iter().enumerate() {
-            let at = |position: usize| {
-                let block = slice.blocks[position / BLOCK_TOKENS as usize].0 as usize;
-                (block, position % BLOCK_TOKENS as usize)
-            };
-            for (i, token) in slice.tokens.iter().enumerate() {
-                let (block, offset) = at(slice.start as usize + i);
-                self.pages[block][offset] = *token;
-            }
-            if slice.sample.is_some() {
-                let known = slice.start as usize + slice.tokens.len();
-                let token = next_token((0..known).map(|p| self.pages[at(p).0][at(p).1]));
-                out.push(Sampled { slice: index as u32, token, logprob: -1.0 });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// What an undisturbed run answers.
-fn expected(prompt: &[TokenId], tokens: u32) -> Vec<TokenId> {
-    let mut all = prompt.to_vec();
-    for _ in 0..tokens {
-        all.push(next_token(all.iter().copied()));
-    }
-    all.split_off(prompt.len())
-}
-
-/// The newest block counts of each rank, and what was lost.
-#[derive(Default)]
-struct Seen {
-    kv: Mutex<Vec<(kv::Stats, batch::Stats)>>,
-    lost: AtomicU64,
-    faults: Mutex<replica::Faults>,
-}
-
-impl Observer for Seen {
-    fn rank(&self, rank: RankId, batch: &batch::Stats, kv: &kv::Stats) {
-        let mut seen = self.kv.lock().expect("no panic under the lock");
-        let ranks = seen.len().max(rank.0 as usize + 1);
-        seen.resize(ranks, Default::default());
-        seen[rank.0 as usize] = (*kv, *batch);
-    }
-    fn lost(&self, _: RankId, attempts: usize) {
-        self.lost.fetch_add(attempts as u64, Ordering::SeqCst);
-    }
-    fn round(&self, report: &starling_serving::RoundReport) {
-        *self.faults.lock().expect("no panic under the lock") = report.faults;
-    }
-}
 
 struct Rig {
     node: Node,
@@ -127,65 +27,25 @@ impl Rig {
         let node = Node::new("here");
         let gate = Arc::new(Gate::default());
         let seen = Arc::new(Seen::default());
-        let blocks = settings.batch.pool.blocks as usize;
-        let backends = {
-            let gate = Arc::clone(&gate);
-            move |_: RankId| -> Result<Box<dyn Backend>, ActorError> {
-                let pages = vec![[TokenId::MAX; BLOCK_TOKENS as usize]; blocks];
-                Ok(Box::new(PagedHash { pages, gate: Arc::clone(&gate) }))
-            }
-        };
+        let backends = backends(&settings, &gate);
         let observer: Arc<dyn Observer> = Arc::<Seen>::clone(&seen);
-        let serving = Serving::start(&node, settings, Arc::new(backends), observer).await.expect("starts");
+        let serving = Serving::start(&node, settings, backends, observer).await.expect("starts");
         Self { node, serving, gate, seen }
     }
 
     fn submit(&self, prompt: &[TokenId], tokens: u32, conversation: Option<u128>) -> TokenStream {
-        self.serving.submit(Submission {
-            prompt: Arc::from(prompt),
-            generation: Generation { max_new_tokens: tokens, ..Generation::default() },
-            conversation: conversation.map(ConversationKey),
-            explicit: None,
-            priority: 0.5,
-            tenant: 1,
-            trace: TraceContext::default(),
-        })
+        self.serving.submit(submission(prompt, tokens, conversation))
     }
 
     /// Waits until nothing is open and no block is held.
     async fn quiet(&self) {
-        let quiet = async {
-            loop {
-                let open = self.serving.open_requests().await.unwrap_or(1);
-                let debug = self.serving.placement_debug().await;
-                let requests = debug.map_or(1, |d| d.requests);
-                let ranks = self.seen.kv.lock().expect("no panic under the lock").clone();
-                let free = ranks.iter().all(|(kv, batch)| {
-                    kv.blocks_held == 0
-                        && kv.blocks_free + kv.blocks_reusable == kv.blocks_total
-                        && batch.running + batch.waiting == 0
-                });
-                if open == 0 && requests == 0 && free && self.serving.readiness().is_ready() {
-                    return;
-                }
-                tokio::task::yield_now().await;
-            }
-        };
-        timeout(LIMIT, quiet).await.expect("everything is released");
+        until("everything is released", async || {
+            let open = self.serving.open_requests().await.unwrap_or(1);
+            let requests = self.serving.placement_debug().await.map_or(1, |debug| debug.requests);
+            open == 0 && requests == 0 && self.seen.is_quiet() && self.serving.readiness().is_ready()
+        })
+        .await;
     }
-}
-
-async fn first_token(stream: &mut TokenStream) -> StreamEvent {
-    loop {
-        match timeout(LIMIT, stream.next()).await.expect("in time").expect("not ended") {
-            StreamEvent::Placed(_) => {}
-            other => return other,
-        }
-    }
-}
-
-fn prompt(seed: u32) -> Vec<TokenId> {
-    (0..(10 + seed % 30)).map(|i| (seed * 31 + i) % 997).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -38,15 +38,21 @@ pub struct Config {
 }
 
 impl Config {
-    /// The first setting in which `other` differs, with both values: members that decide by different settings would drift
-    /// apart in the first round where it matters.
-    pub fn difference(&self, other: &Self) -> Option<String> {
-        let (ours, theirs) = (format!("{self:#?}"), format!("{other:#?}"));
+    /// Every setting with its value, one a line: members that decide by different settings would drift apart in the first
+    /// round where it matters.
+    pub fn listing(&self) -> String {
+        format!("{self:#?}")
+    }
+
+    /// The first setting in which another member's `listing` differs, with both values.
+    pub fn difference(&self, listing: &str) -> Option<String> {
+        let ours = self.listing();
         let differs = |(ours, theirs): (&str, &str)| {
             let (ours, theirs) = (ours.trim().trim_end_matches(','), theirs.trim().trim_end_matches(','));
             (ours != theirs).then(|| format!("settings differ: here {ours}, there {theirs}"))
         };
-        ours.lines().zip(theirs.lines()).find_map(differs).or_else(|| (self != other).then(|| "settings differ".into()))
+        let first = ours.lines().zip(listing.lines()).find_map(differs);
+        first.or_else(|| (ours != listing).then(|| "settings differ in number".into()))
     }
 }
 
@@ -101,7 +107,8 @@ impl Rank {
 /// The replicated state of a view, as it travels to a node that takes it over.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Snapshot {
-    config: Config,
+    /// The donor's settings, to be compared and not taken over.
+    settings: String,
     view: View,
     queue: Queue,
     router: Router,
@@ -446,7 +453,9 @@ impl Replica {
         let cap = self.config.cap;
         self.counts.clear();
         self.counts.extend(self.ranks.iter().map(|r| r.open.max(r.snapshot.active_requests)));
-        let held: Vec<u32> = match self.ranks.iter().any(|r| r.draining) {
+        // Where all drain, what waits is served here or nowhere.
+        let draining = self.ranks.iter().filter(|r| r.draining).count();
+        let held: Vec<u32> = match draining > 0 && draining < self.ranks.len() {
             true => self.ranks.iter().map(|r| if r.draining { cap } else { 0 }).collect(),
             false => Vec::new(),
         };
@@ -549,7 +558,7 @@ impl Replica {
     /// All that another node needs to go on from here.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
-            config: self.config.clone(),
+            settings: self.config.listing(),
             view: self.view.clone(),
             queue: self.queue.clone(),
             router: self.router.clone(),
@@ -570,7 +579,7 @@ impl Replica {
     /// # Errors
     /// The first setting that differs, with both values, or the invariant that the snapshot breaks.
     pub fn restore(snapshot: Snapshot, config: &Config) -> Result<Self, String> {
-        if let Some(difference) = config.difference(&snapshot.config) {
+        if let Some(difference) = config.difference(&snapshot.settings) {
             return Err(difference);
         }
         let mut requests = Requests::default();
@@ -581,7 +590,7 @@ impl Replica {
             requests.insert(request);
         }
         let replica = Self {
-            config: snapshot.config,
+            config: config.clone(),
             view: snapshot.view,
             queue: snapshot.queue,
             router: snapshot.router,

@@ -201,12 +201,21 @@ fn requests_that_can_never_run_are_refused_and_known_keys_ignored() {
 }
 
 #[test]
-fn nothing_is_placed_on_a_draining_member() {
-    let mut rig = Rig::new(2, 4);
+fn nothing_is_placed_on_a_draining_member_while_others_can_take_it() {
+    let other = Incarnation(ME.0 + 1);
+    let mut members = view(2).members;
+    let ranks = members[0].ranks.split_off(1);
+    members.push(crate::round::Member { incarnation: other, ranks: ranks.clone() });
+    let mut rig = Rig::new(2, 1);
+    rig.replica = Replica::new(View { members, ..view(2) }, config(1));
     rig.draining = true;
-    assert_eq!(placed(&rig.round(vec![arrival(1, None)])), []);
-    rig.draining = false;
-    assert_eq!(placed(&rig.round(vec![])).len(), 1);
+    assert_eq!(placed(&rig.round(vec![arrival(1, None), arrival(2, None)])), [(1, 1, ranks[0].0)]);
+    // The other drains too: what waits is served here or nowhere.
+    let mut merged = rig.merged(vec![]);
+    merged.contributions.push(Contribution { member: other, ..merged.contributions[0].clone() });
+    let mut out = Vec::new();
+    rig.replica.apply(&merged, &mut out);
+    assert_eq!(placed(&out).len(), 1, "{out:?}");
 }
 
 #[test]

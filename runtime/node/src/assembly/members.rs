@@ -4,7 +4,7 @@ use crate::config::{Config, Problem};
 use starling_actors::Node;
 use starling_serving::MemberSettings;
 use starling_transport::{Limits, Mesh, MeshError, MeshSettings, NodeName, NodeNameError, Timings};
-use std::hash::{BuildHasher, RandomState};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Why a node cannot take part in its cluster.
 #[derive(Debug, thiserror::Error)]
@@ -40,8 +40,7 @@ pub async fn join(config: &Config, actors: &Node) -> Result<Option<Mesh>, Member
         return Ok(None);
     }
     let settings = MeshSettings {
-        // One life of this process.
-        incarnation: RandomState::new().hash_one(std::process::id()).max(1),
+        incarnation: life_of_process(),
         settings_digest: config.settings_digest(),
         listen: config.mesh.listen,
         credentials: config.credentials().map_err(MembersError::Credentials)?,
@@ -53,4 +52,10 @@ pub async fn join(config: &Config, actors: &Node) -> Result<Option<Mesh>, Member
         mesh.connect(member.name.clone(), member.mesh.to_string());
     }
     Ok(Some(mesh))
+}
+
+/// Microseconds since 1970 at its start: a later life of a name has a greater number, by which peers know it for one.
+fn life_of_process() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX).max(1)
 }
