@@ -1,7 +1,7 @@
 //! Nodes of one cluster: what a client of any of them can rely on, and what a lost one does to the others.
 
 use super::client::{Chat, rest};
-use super::process::eventually;
+use super::process::{eventually, succeed};
 use super::rig::Cluster;
 use std::collections::BTreeSet;
 
@@ -122,5 +122,39 @@ async fn a_killed_peer_is_named_and_comes_back_as_another_life() {
         let chat = Chat { rank: Some(1), ..Chat::new("b", OPENING) };
         let answer = cluster.client(at).chat(&chat).await;
         assert_eq!((answer.status, answer.header("x-starling-node")), (200, "node-1"), "{answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_lists_every_member_with_its_ranks() {
+    let cluster = Cluster::start(2, 2, "").await;
+    let shown = succeed(["nodes", "--admin", &cluster.client(1).admin]).await;
+    let rows: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0][0], "cluster", "{shown}");
+    let members = rows[2..].iter().map(|row| (row[0], row[1], row[row.len() - 1]));
+    assert_eq!(members.collect::<Vec<_>>(), [("node-0", "up", "0,1"), ("node-1", "up", "2,3")], "{shown}");
+    cluster.nodes[0].freeze().await;
+    eventually("node-0 is suspected or down", async || {
+        let shown = succeed(["nodes", "--admin", &cluster.client(1).admin]).await;
+        let state = shown.lines().find_map(|line| line.strip_prefix("node-0")).unwrap_or_default();
+        if state.trim_start().starts_with("up") { Err(shown) } else { Ok(()) }
+    })
+    .await;
+    cluster.nodes[0].thaw().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_with_other_settings_is_refused_by_name_and_nobody_serves() {
+    let cluster = Cluster::launch(&["", "", "placement.load-weight = 0.75\n"], 1).await;
+    all_miss(&cluster, &[0, 1], "node-2").await;
+    eventually("node-2 misses the others", async || cluster.client(2).not_ready().await).await;
+    for at in 0..3 {
+        eventually("the refusal is in the log", async || {
+            let log = cluster.nodes[at].log();
+            let told = log.lines().any(|line| line.contains("refused") && line.contains("settings"));
+            if told { Ok(()) } else { Err(log) }
+        })
+        .await;
+        assert_eq!(cluster.client(at).chat(&Chat::new("a", OPENING)).await.status, 503);
     }
 }

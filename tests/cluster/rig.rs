@@ -37,16 +37,23 @@ impl Cluster {
     /// Starts `count` nodes that are members of one cluster, `ranks` ranks each, and waits until all are ready. `more` is
     /// added to each configuration: whole lines with dotted keys.
     pub async fn start(count: usize, ranks: u32, more: &str) -> Self {
+        let mut cluster = Self::launch(&vec![more; count], ranks).await;
+        cluster.ready().await;
+        cluster
+    }
+
+    /// Likewise with lines of its own for each node, and waits for their listeners only.
+    pub async fn launch(mores: &[&str], ranks: u32) -> Self {
         let folder = TempDir::new().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         succeed(["cert", "authority", "--cluster", CLUSTER, "--out", &path("")]).await;
         // All are held until the last is found, so that no two are the same.
-        let held: Vec<UdpSocket> = (0..count).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        let held: Vec<UdpSocket> = mores.iter().map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
         let meshes: Vec<String> = held.iter().map(|socket| socket.local_addr().unwrap().to_string()).collect();
         let members = meshes.iter().enumerate().map(|(at, mesh)| format!("'node-{at}={mesh}/{ranks}'"));
         let members = members.collect::<Vec<_>>().join(", ");
         let mut texts = Vec::new();
-        for (at, mesh) in meshes.iter().enumerate() {
+        for (at, (mesh, more)) in meshes.iter().zip(mores).enumerate() {
             let name = format!("node-{at}");
             succeed(["cert", "node", "--name", &name, "--authority", &path(""), "--out", &path("")]).await;
             let files = [path("authority.pem"), path(&format!("{name}.pem")), path(&format!("{name}-key.pem"))];
@@ -62,7 +69,9 @@ impl Cluster {
 
     /// Starts `count` nodes that know nothing of each other.
     pub async fn apart(count: usize, more: &str) -> Self {
-        Self::of(TempDir::new().unwrap(), vec![more.to_owned(); count]).await
+        let mut cluster = Self::of(TempDir::new().unwrap(), vec![more.to_owned(); count]).await;
+        cluster.ready().await;
+        cluster
     }
 
     async fn of(folder: TempDir, texts: Vec<String>) -> Self {
@@ -86,17 +95,21 @@ impl Cluster {
             node.spawn();
         }
         let mut cluster = Self { nodes, _folder: folder };
-        cluster.ready().await;
+        cluster.listening().await;
         cluster
     }
 
     /// Waits until every node is ready.
     pub async fn ready(&mut self) {
-        for node in &mut self.nodes {
-            node.listening().await;
-        }
+        self.listening().await;
         for node in &self.nodes {
             eventually(&node.name, async || node.client().ready().await).await;
+        }
+    }
+
+    async fn listening(&mut self) {
+        for node in &mut self.nodes {
+            node.listening().await;
         }
     }
 
@@ -127,6 +140,10 @@ impl Node {
 
     fn process(&self) -> &Process {
         self.process.as_ref().unwrap_or_else(|| panic!("{} is dead", self.name))
+    }
+
+    pub fn log(&self) -> String {
+        self.process().log()
     }
 
     /// Stops it in the middle of whatever it does, and returns once it stands still.

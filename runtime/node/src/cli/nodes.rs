@@ -1,7 +1,7 @@
 //! `starling nodes`: the members of a cluster as one of them sees them.
 
 use super::client::local_http;
-use serde::Deserialize;
+use starling_serving::{ClusterReport, MemberReport, MemberState};
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -24,45 +24,11 @@ pub enum NodesError {
     Write(#[from] io::Error),
 }
 
-/// What `/debug/cluster` of the admin listener says.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Cluster {
-    pub cluster: String,
-    pub epoch: u64,
-    /// The last round that this node completed.
-    pub round: u64,
-    pub rounds_per_s: f64,
-    /// In view order.
-    pub members: Vec<Member>,
-}
-
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Member {
-    pub name: String,
-    /// A text where the number may not fit a JSON number.
-    pub incarnation: serde_json::Value,
-    pub ranks: Vec<u32>,
-    pub state: State,
-    /// `None` for the node itself, or if it was never heard from.
-    pub last_heard_ms: Option<u64>,
-    /// The last round that it is known to have completed.
-    pub completed: Option<u64>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    Up,
-    /// Not heard from for longer than `cluster.suspect-after-ms`.
-    Suspected,
-    Down,
-}
-
 /// Asks a node's admin listener.
 ///
 /// # Errors
 /// No answer, a refusal, or an answer that is no cluster.
-pub async fn ask(admin: &str) -> Result<Cluster, NodesError> {
+pub async fn ask(admin: &str) -> Result<ClusterReport, NodesError> {
     if !admin.starts_with("http://") {
         return Err(NodesError::Url(admin.to_owned()));
     }
@@ -82,7 +48,12 @@ pub async fn ask(admin: &str) -> Result<Cluster, NodesError> {
         let body = String::from_utf8_lossy(&body).trim().chars().take(200).collect();
         return Err(NodesError::Refused { url, status: status.as_u16(), body });
     }
-    serde_json::from_slice(&body).map_err(|e| NodesError::Answer { url, why: e.to_string() })
+    serde_json::from_slice(&body).map_err(|e| {
+        // A node whose actors do not answer says so in place of the cluster.
+        let told: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
+        let told = told.and_then(|answer| answer["error"].as_str().map(str::to_owned));
+        NodesError::Answer { url, why: told.unwrap_or_else(|| e.to_string()) }
+    })
 }
 
 /// The cause of causes: "connection refused" rather than "error sending request".
@@ -94,33 +65,33 @@ fn innermost(error: &dyn std::error::Error) -> String {
 ///
 /// # Errors
 /// Writing failed.
-pub fn write(cluster: &Cluster, out: &mut impl Write) -> io::Result<()> {
-    let Cluster { cluster: name, epoch, round, rounds_per_s, members } = cluster;
-    writeln!(out, "{name} · epoch {epoch} · round {round} · {rounds_per_s:.1} rounds/s")?;
-    let head = ["member", "state", "ranks", "completed"].map(str::to_owned);
+pub fn write(report: &ClusterReport, out: &mut impl Write) -> io::Result<()> {
+    let ClusterReport { cluster, epoch, round, rounds_per_s, members } = report;
+    match cluster.as_str() {
+        "" => writeln!(out, "in no view yet")?,
+        id => writeln!(out, "cluster {id} · epoch {epoch} · round {round} · {rounds_per_s:.1} rounds/s")?,
+    }
+    let head = ["member", "state", "heard", "ranks"].map(str::to_owned);
     let rows: Vec<[String; 4]> = std::iter::once(head).chain(members.iter().map(row)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let [name, state, ranks] = [width(0), width(1), width(2)];
+    let [name, state, heard] = [width(0), width(1), width(2)];
     for row in &rows {
-        writeln!(out, "{:name$}  {:state$}  {:ranks$}  {}", row[0], row[1], row[2], row[3])?;
+        writeln!(out, "{:name$}  {:state$}  {:>heard$}  {}", row[0], row[1], row[2], row[3])?;
     }
     Ok(())
 }
 
-fn row(member: &Member) -> [String; 4] {
-    let silent = member.last_heard_ms.map(|ms| format!("{:.1} s", ms as f64 / 1000.0));
-    let state = match (member.state, silent) {
-        (State::Up, _) => "up".to_owned(),
-        (State::Suspected, Some(silent)) => format!("suspected, silent for {silent}"),
-        (State::Suspected, None) => "suspected".to_owned(),
-        (State::Down, Some(silent)) => format!("down, silent for {silent}"),
-        (State::Down, None) => "down".to_owned(),
+fn row(member: &MemberReport) -> [String; 4] {
+    let state = match member.state {
+        MemberState::Up => "up",
+        MemberState::Suspected => "suspected",
+        MemberState::Down => "down",
     };
+    let heard = member.last_heard_ms.map_or_else(|| "-".to_owned(), |ms| format!("{:.1} s ago", ms as f64 / 1000.0));
     let ranks: Vec<String> = member.ranks.iter().map(u32::to_string).collect();
-    let completed = member.completed.map_or_else(|| "-".to_owned(), |round| round.to_string());
     // Whatever a name is, it does not move the cursor.
     let name = member.name.chars().filter(|c| !c.is_control()).collect();
-    [name, state, ranks.join(","), completed]
+    [name, state.to_owned(), heard, ranks.join(",")]
 }
 
 #[cfg(test)]
@@ -140,28 +111,35 @@ mod tests {
     }
 
     fn three() -> Value {
-        json!({ "cluster": "flock", "epoch": 1, "round": 4711, "rounds_per_s": 49.96, "members": [
-            { "name": "node-0", "incarnation": 17, "ranks": [0, 1], "state": "up", "last_heard_ms": null, "completed": 4711 },
-            { "name": "node-1", "incarnation": "ffff", "ranks": [2], "state": "suspected", "last_heard_ms": 2345,
-              "completed": 4710 },
-            { "name": "no\u{1b}[2J", "incarnation": 3, "ranks": [3], "state": "down", "last_heard_ms": 60000, "completed": null },
+        json!({ "cluster": "c7", "epoch": 1, "round": 4711, "rounds_per_s": 49.96, "members": [
+            { "name": "node-0", "incarnation": "i1", "ranks": [0, 1], "state": "up", "last_heard_ms": 0, "completed": 4711 },
+            { "name": "node-1", "incarnation": "i2", "ranks": [2], "state": "suspected", "last_heard_ms": 12345,
+              "completed": null },
+            { "name": "no\u{1b}[2J", "incarnation": "", "ranks": [3], "state": "down", "last_heard_ms": null, "completed": null },
         ] })
+    }
+
+    async fn shown(answer: &Value) -> String {
+        let admin = serve(StatusCode::OK, answer.to_string()).await;
+        let report = ask(&format!("{admin}/")).await.unwrap();
+        let mut out = Vec::new();
+        write(&report, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
     }
 
     #[tokio::test]
     async fn members_are_shown_with_their_state_and_ranks() {
-        let admin = serve(StatusCode::OK, three().to_string()).await;
-        let cluster = ask(&format!("{admin}/")).await.unwrap();
-        let mut out = Vec::new();
-        write(&cluster, &mut out).unwrap();
         let expected = "\
-flock · epoch 1 · round 4711 · 50.0 rounds/s
-member  state                        ranks  completed
-node-0  up                           0,1    4711
-node-1  suspected, silent for 2.3 s  2      4710
-no[2J   down, silent for 60.0 s      3      -
+cluster c7 · epoch 1 · round 4711 · 50.0 rounds/s
+member  state           heard  ranks
+node-0  up          0.0 s ago  0,1
+node-1  suspected  12.3 s ago  2
+no[2J   down                -  3
 ";
-        assert_eq!(String::from_utf8(out).unwrap(), expected);
+        assert_eq!(shown(&three()).await, expected);
+        let mut no_view = three();
+        no_view["cluster"] = json!("");
+        assert!(shown(&no_view).await.starts_with("in no view yet\nmember "));
     }
 
     #[tokio::test]
@@ -170,6 +148,9 @@ no[2J   down, silent for 60.0 s      3      -
         let error = ask(&admin).await.unwrap_err().to_string();
         let says = format!("{admin}/debug/cluster did not answer with a cluster: missing field `cluster`");
         assert!(error.starts_with(&says), "{error}");
+        let admin = serve(StatusCode::OK, json!({ "error": "queue is restarting" }).to_string()).await;
+        let error = ask(&admin).await.unwrap_err().to_string();
+        assert!(error.ends_with("did not answer with a cluster: queue is restarting"), "{error}");
         let admin = serve(StatusCode::NOT_FOUND, "no such page\n".into()).await;
         let error = ask(&admin).await.unwrap_err().to_string();
         assert_eq!(error, format!("{admin}/debug/cluster answered 404: no such page"));
