@@ -9,16 +9,16 @@ use bytes::{BufMut, Bytes, BytesMut};
 use quinn::rustls::pki_types::CertificateDer;
 use quinn::{Connection, ConnectionError, ReadError, RecvStream, SendStream, VarInt, WriteError};
 
-/// Why a connection was closed, as a number of the application layer.
+/// Why a connection was closed, as a number of the application layer. Not 0, which quinn says for a connection that was only dropped.
 pub(crate) mod code {
     use quinn::VarInt;
 
-    pub const GOODBYE: VarInt = VarInt::from_u32(0);
-    pub const REFUSED: VarInt = VarInt::from_u32(1);
-    pub const DUPLICATE: VarInt = VarInt::from_u32(2);
-    pub const REPLACED: VarInt = VarInt::from_u32(3);
-    pub const VIOLATION: VarInt = VarInt::from_u32(4);
-    pub const CLOSED: VarInt = VarInt::from_u32(5);
+    pub const GOODBYE: VarInt = VarInt::from_u32(1);
+    pub const REFUSED: VarInt = VarInt::from_u32(2);
+    pub const DUPLICATE: VarInt = VarInt::from_u32(3);
+    pub const REPLACED: VarInt = VarInt::from_u32(4);
+    pub const VIOLATION: VarInt = VarInt::from_u32(5);
+    pub const CLOSED: VarInt = VarInt::from_u32(6);
 }
 
 /// A reason has to fit into the one packet that closes a connection.

@@ -131,6 +131,15 @@ async fn a_datagram_that_is_none_of_ours_ends_the_link() {
     }
 }
 
+/// Number 0 is what QUIC says for whoever dropped a connection: nobody has said that all has arrived.
+#[tokio::test]
+async fn a_connection_that_was_dropped_is_lost_and_no_goodbye() {
+    let case = Case::new().await;
+    case.raw.connection.close(0u32.into(), b"");
+    let reason = case.node.record.down("b", 1).await;
+    assert!(matches!(reason, DownReason::Lost(_)), "{reason}");
+}
+
 /// Bytes that are the same each time (a linear congruential generator).
 struct Noise(u64);
 
