@@ -11,6 +11,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
+/// So many connections in a row that the peer did not want, since it has one.
+const DUPLICATES_MAX: u32 = 8;
+
 /// Pauses between dials: doubled with each failure, and half of each is random, so that nodes that lost each other at the same
 /// time do not meet at the same time again.
 pub(crate) struct BackOff {
@@ -52,6 +55,7 @@ impl Dialer {
         let timings = &self.shared.timings;
         let mut back_off = BackOff::new(timings);
         let mut failing: Option<String> = None;
+        let mut duplicates = 0;
         loop {
             let tried = tokio::select! {
                 _ = life.wait_for(|phase| *phase != Phase::Running) => return,
@@ -59,12 +63,19 @@ impl Dialer {
             };
             match tried {
                 Ok(session) => {
-                    failing = None;
+                    (failing, duplicates) = (None, 0);
                     let began = Instant::now();
                     session.run(timings.heartbeat, life.clone()).await;
                     back_off.stood(began.elapsed());
                 }
-                Err(NotUp::Duplicate) => failing = None,
+                Err(NotUp::Duplicate) => {
+                    duplicates += 1;
+                    // Now and then is how two that dial at once meet; again and again is something else.
+                    if duplicates == DUPLICATES_MAX {
+                        let incarnation = self.shared.hello.incarnation;
+                        tracing::warn!(peer = %self.peer, incarnation, "peer has a link to another process of this name and life");
+                    }
+                }
                 Err(failed) => self.report(&failed, &mut failing),
             }
             let pause = back_off.pause(self.random(back_off.failures));
@@ -114,7 +125,7 @@ impl Dialer {
         for address in found {
             let tried = timeout(limit, self.dial_one(address)).await;
             match tried.unwrap_or_else(|_| Err(NotUp::Lost(format!("no answer from {address} within {limit:?}")))) {
-                Err(error @ NotUp::Lost(_)) => failed = error,
+                Err(error @ (NotUp::Lost(_) | NotUp::Refused { .. })) => failed = error,
                 decided => return decided,
             }
         }

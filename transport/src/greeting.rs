@@ -213,7 +213,7 @@ pub(crate) async fn greet(shared: &Shared, connection: Connection, side: Side<'_
     let said = control.next().await.map_err(|error| control_lost(&connection, peer, &error))?;
     let theirs = match said {
         Control::Hello(body) => Hello::decode(&body).map_err(|error| error.to_string()),
-        other => Err(format!("a hello comes first, not {other:?}")),
+        other => Err(format!("a hello comes first, not a {}", other.name())),
     };
     let checked = theirs.and_then(|theirs| {
         check(ours, &theirs, &identity)?;
@@ -235,7 +235,7 @@ impl Greeted {
         let peer = self.peer.name.as_str();
         match self.control.next().await {
             Ok(Control::Use { serial }) => Ok(serial),
-            Ok(other) => Err(refuse(&self.connection, peer, &format!("a choice comes next, not {other:?}"))),
+            Ok(other) => Err(refuse(&self.connection, peer, &format!("a choice comes next, not a {}", other.name()))),
             Err(error) => Err(control_lost(&self.connection, peer, &error)),
         }
     }

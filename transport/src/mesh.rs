@@ -146,6 +146,29 @@ impl Default for Timings {
     }
 }
 
+impl Timings {
+    fn check(&self) -> Result<(), MeshError> {
+        let Self { idle, keep_alive, heartbeat, back_off_min, back_off_max, hello, goodbye } = *self;
+        let set = [("heartbeat", heartbeat), ("back_off_min", back_off_min), ("hello", hello), ("goodbye", goodbye)];
+        for (name, value) in set {
+            if value.is_zero() {
+                return Err(MeshError::Timing { name, value, must: "more than nothing" });
+            }
+        }
+        if keep_alive.is_zero() || keep_alive >= idle {
+            return Err(MeshError::Timing {
+                name: "keep_alive",
+                value: keep_alive,
+                must: "more than nothing and less than idle",
+            });
+        }
+        if back_off_max < back_off_min {
+            return Err(MeshError::Timing { name: "back_off_max", value: back_off_max, must: "at least back_off_min" });
+        }
+        Ok(())
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct MeshSettings {
     /// One life of this process: greater than that of every life before.
@@ -164,8 +187,8 @@ pub struct MeshSettings {
 pub enum MeshError {
     #[error("{name} is {value} (allowed {min} to {max})")]
     Limit { name: &'static str, value: usize, min: usize, max: usize },
-    #[error("idle time {0:?} is too long for the protocol")]
-    Idle(Duration),
+    #[error("{name} is {value:?} (it must be {must})")]
+    Timing { name: &'static str, value: Duration, must: &'static str },
     #[error("TLS cannot be set up: {0}")]
     Tls(String),
     #[error("cannot listen on {address}: {source}")]
@@ -247,6 +270,7 @@ impl Mesh {
     pub fn start_on(endpoint: Endpoint, settings: MeshSettings, handler: Arc<dyn Handler>) -> Result<Self, MeshError> {
         let MeshSettings { incarnation, settings_digest, listen, credentials, limits, timings } = settings;
         limits.check()?;
+        timings.check()?;
         let (client, server) = configs(&credentials, &limits, &timings)?;
         let local = endpoint.local_addr().map_err(|source| MeshError::Listen { address: listen, source })?;
         endpoint.set_server_config(Some(server));
@@ -413,7 +437,8 @@ fn configs(
 
 /// All that QUIC would otherwise choose by itself and that matters.
 fn transport(limits: &Limits, timings: &Timings) -> Result<TransportConfig, MeshError> {
-    let idle = IdleTimeout::try_from(timings.idle).map_err(|_| MeshError::Idle(timings.idle))?;
+    let idle = IdleTimeout::try_from(timings.idle);
+    let idle = idle.map_err(|_| MeshError::Timing { name: "idle", value: timings.idle, must: "shorter" })?;
     let bulk = u32::from(limits.bulk_streams_max);
     // Rounds, messages, and bodies.
     let streams = 1 + u32::from(LANES_MAX) + bulk;
@@ -451,5 +476,20 @@ mod tests {
         assert!(refused(|l| l.queue_bytes_max = l.bulk_bytes_max).starts_with("queue_bytes_max is 67108864"));
         assert!(refused(|l| l.bulk_streams_max = 0).starts_with("bulk_streams_max is 0"));
         assert!(refused(|l| l.links_max = 0).starts_with("links_max is 0"));
+    }
+
+    #[test]
+    fn timings_that_cannot_hold_are_refused_by_name() {
+        assert!(Timings::default().check().is_ok());
+        let refused = |change: fn(&mut Timings)| {
+            let mut timings = Timings::default();
+            change(&mut timings);
+            timings.check().unwrap_err().to_string()
+        };
+        assert_eq!(refused(|t| t.heartbeat = Duration::ZERO), "heartbeat is 0ns (it must be more than nothing)");
+        assert!(refused(|t| t.keep_alive = t.idle).starts_with("keep_alive is 5s"));
+        assert!(refused(|t| t.back_off_max = Duration::ZERO).starts_with("back_off_max is 0ns"));
+        let endless = Timings { idle: Duration::MAX, ..Timings::default() };
+        assert!(transport(&Limits::default(), &endless).is_err());
     }
 }

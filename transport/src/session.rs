@@ -108,6 +108,7 @@ impl Session {
     /// The whole life of the link, from `up` to `down`.
     pub async fn run(mut self, heartbeat: Duration, life: watch::Receiver<Phase>) -> DownReason {
         let Context { port, link, handler, .. } = self.context.clone();
+        tracing::debug!(peer = %port.peer().name, incarnation = port.peer().incarnation, "link is up");
         port.set_up();
         handler.up(&link);
         self.spawn(heartbeat);
@@ -118,6 +119,7 @@ impl Session {
         close(&self.connection, code.unwrap_or_else(|| code_of(&reason)), &reason.to_string());
         self.writers.shutdown().await;
         self.duties.shutdown().await;
+        tracing::debug!(peer = %port.peer().name, %reason, "link is down");
         handler.down(&link, &reason);
         drop(self.held);
         reason
@@ -149,8 +151,11 @@ impl Session {
         let (port, connection) = (self.context.port.clone(), self.connection.clone());
         let closed = connection.closed();
         tokio::pin!(closed);
-        if *life.borrow_and_update() != Phase::Running {
-            self.leave(DownReason::Closed);
+        let phase = *life.borrow_and_update();
+        match phase {
+            Phase::Running => {}
+            Phase::Leaving => self.leave(DownReason::Closed),
+            Phase::Over => return (DownReason::Closed, None),
         }
         loop {
             let gives_up = self.gives_up;
@@ -345,7 +350,7 @@ async fn read_control(context: Context, mut receive: RecvStream, mut cutter: Fra
                 Ok(Some(Control::Goodbye { bodies })) => context.tell(Event::Goodbye { bodies }).await,
                 Ok(Some(Control::Complete)) => context.tell(Event::Complete).await,
                 Ok(Some(other @ (Control::Hello(_) | Control::Use { .. }))) => {
-                    return context.violation(format!("{other:?} on a link that is up")).await;
+                    return context.violation(format!("a {} on a link that is up", other.name())).await;
                 }
                 Err(error) => return context.violation(error).await,
             }

@@ -182,6 +182,17 @@ pub enum Control {
 }
 
 impl Control {
+    /// For people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "hello",
+            Self::Use { .. } => "choice",
+            Self::Frame(_) => "frame",
+            Self::Goodbye { .. } => "goodbye",
+            Self::Complete => "completion",
+        }
+    }
+
     /// # Errors
     /// An unknown kind, or a wrong length for its kind.
     pub fn decode(mut frame: Bytes) -> Result<Self, WireError> {

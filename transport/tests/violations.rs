@@ -8,6 +8,7 @@ mod quic;
 use bytes::Bytes;
 use quic::{Quic, QuicNode, raw};
 use starling_transport::{DownReason, Lane};
+use std::time::Duration;
 use suite::{Allowed, Fabric, FabricNode};
 
 struct Case {
@@ -106,8 +107,8 @@ async fn a_word_out_of_its_place_ends_the_link() {
         (&[&[]], "control frame of kind None is not known"),
         (&[&[99]], "control frame of kind Some(99) is not known"),
         (&[&[2, 1]], "control frame of kind 2 has 1 bytes"),
-        (&[&[2, 1, 0, 0, 0, 0, 0, 0, 0]], "on a link that is up"),
-        (&[&[1, 1]], "on a link that is up"),
+        (&[&[2, 1, 0, 0, 0, 0, 0, 0, 0]], "a choice on a link that is up"),
+        (&[&[1, 1]], "a hello on a link that is up"),
         (&[goodbye, goodbye], "goodbye was said twice"),
     ];
     for (words, why) in cases {
@@ -129,6 +130,31 @@ async fn a_datagram_that_is_none_of_ours_ends_the_link() {
         case.raw.connection.send_datagram(Bytes::copy_from_slice(datagram)).unwrap();
         case.ended(why).await;
     }
+}
+
+/// A peer that does not answer a goodbye is not waited for beyond the deadline.
+#[tokio::test]
+async fn a_goodbye_that_is_not_answered_ends_at_its_deadline() {
+    let case = Case::new().await;
+    case.node.mesh.close(Duration::from_millis(50)).await;
+    assert_eq!(case.node.record.down("b", 1).await, DownReason::Closed);
+    assert!(case.raw.closed().await.contains("this side closed it"));
+    assert!(case.node.mesh.links().is_empty());
+}
+
+/// A peer that says goodbye and then stays does not keep its place.
+#[tokio::test]
+async fn a_goodbye_without_an_end_is_given_up() {
+    let quic = Quic::new();
+    let mut settings = quic.settings(&suite::name("a"), 1, &Allowed::default());
+    settings.timings.goodbye = Duration::from_millis(50);
+    let node = quic::start(settings).await;
+    let raw = raw::Raw::connect(&quic, "b", &node).await;
+    let (mut control, _receive) = raw.greet(&quic, "b").await;
+    control.write_all(&raw::framed(&[4, 0, 0, 0, 0, 0, 0, 0, 0])).await.unwrap();
+    let reason = node.record.down("b", 1).await;
+    assert!(matches!(&reason, DownReason::Lost(why) if why.contains("goodbye took more than 50ms")), "{reason}");
+    node.record.check();
 }
 
 /// Number 0 is what QUIC says for whoever dropped a connection: nobody has said that all has arrived.
