@@ -10,7 +10,7 @@ use bytes::Bytes;
 use quic::Quic;
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, TokioRuntime, UdpPoller};
-use starling_transport::{DownReason, Lane, Mesh, NodeName};
+use starling_transport::{DownReason, Handler, Lane, Link, Mesh, NodeName};
 use std::fmt;
 use std::future::Future;
 use std::io::{self, IoSliceMut};
@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use suite::{Allowed, Record, Told, name};
+use tokio::sync::Notify;
 use turmoil::net::UdpSocket;
 
 const PORT: u16 = 9000;
@@ -127,6 +128,11 @@ impl Weather {
 
 /// A node of the simulation; called on its host.
 async fn start(quic: &Quic, node: &NodeName, weather: Weather) -> (Mesh, Arc<Record>) {
+    let record = Arc::<Record>::default();
+    (start_with(quic, node, weather, record.clone()).await, record)
+}
+
+async fn start_with(quic: &Quic, node: &NodeName, weather: Weather, handler: Arc<dyn Handler>) -> Mesh {
     let socket = UdpSocket::bind(("0.0.0.0", PORT)).await.unwrap();
     let seed = weather.seed.wrapping_add(node.as_str().bytes().map(u64::from).sum());
     let socket = Arc::new(Socket {
@@ -140,9 +146,7 @@ async fn start(quic: &Quic, node: &NodeName, weather: Weather) -> (Mesh, Arc<Rec
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     config.rng_seed(Some(bytes));
     let endpoint = Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(TokioRuntime)).unwrap();
-    let record = Arc::<Record>::default();
-    let mesh = Mesh::start_on(endpoint, quic.settings(node, 1, &Allowed::default()), record.clone()).unwrap();
-    (mesh, record)
+    Mesh::start_on(endpoint, quic.settings(node, 1, &Allowed::default()), handler).unwrap()
 }
 
 fn address(node: &str) -> String {
@@ -280,6 +284,75 @@ fn a_quiet_link_stays_and_a_cut_one_comes_back() {
         record.check();
         // sleeps because time is virtual: the other side looks at what it was told
         tokio::time::sleep(Duration::from_secs(20)).await;
+        Ok(())
+    });
+    simulation.run().unwrap();
+}
+
+/// Notes how long each frame that says when it was sent was on its way.
+#[derive(Default)]
+struct Delays {
+    frames_ms: Mutex<Vec<u64>>,
+    bodies: Mutex<usize>,
+    changed: Notify,
+}
+
+fn now_ms() -> u64 {
+    turmoil::sim_elapsed().unwrap().as_millis() as u64
+}
+
+impl Handler for Delays {
+    fn up(&self, _: &Link) {}
+    fn down(&self, _: &Link, _: &DownReason) {}
+    fn frame(&self, _: &Link, _: Lane, frame: Bytes) {
+        let sent = u64::from_le_bytes(frame[..].try_into().unwrap());
+        self.frames_ms.lock().unwrap().push(now_ms() - sent);
+    }
+    fn bulk(&self, _: &Link, _: Bytes) {
+        *self.bodies.lock().unwrap() += 1;
+        self.changed.notify_one();
+    }
+    fn datagram(&self, _: &Link, _: Bytes) {}
+    fn refused(&self, _: &str, _: &str) {}
+}
+
+/// Bodies that keep a slow path full for long hold a frame up by no more than the path itself does: if they took up the windows
+/// that all streams share, each frame would wait until a window's worth of them is through.
+#[test]
+fn bulk_that_fills_the_path_does_not_hold_frames_up() {
+    const BODIES: usize = 4;
+    let weather = Weather { seed: 6, latency_ms: (20, 25), lost_of_256: 4 };
+    let (mut simulation, quic) = (weather.simulation(), Arc::new(Quic::new()));
+    let theirs = quic.clone();
+    simulation.client("b", async move {
+        let delays = Arc::<Delays>::default();
+        let _mesh = start_with(&theirs, &name("b"), weather, delays.clone()).await;
+        while *delays.bodies.lock().unwrap() < BODIES {
+            delays.changed.notified().await;
+        }
+        let mut frames_ms = delays.frames_ms.lock().unwrap().clone();
+        frames_ms.sort_unstable();
+        assert!(frames_ms.len() > 60, "the bodies were through too soon to tell: {} frames", frames_ms.len());
+        let (median, most) = (frames_ms[frames_ms.len() / 2], frames_ms[frames_ms.len() - 1]);
+        // One way is 20 to 25 ms; a lost packet costs a round trip or two, a full window a second.
+        assert!(median < 60 && most < 400, "median {median} ms, most {most} ms of {}", frames_ms.len());
+        Ok(())
+    });
+    simulation.client("a", async move {
+        let (mesh, record) = start(&quic, &name("a"), weather).await;
+        mesh.connect(name("b"), address("b"));
+        let link = record.link("b", 1).await;
+        for value in 0..BODIES {
+            link.send_bulk(Bytes::from(vec![value as u8; 1 << 20])).unwrap();
+        }
+        let mut paces = tokio::time::interval(Duration::from_millis(100));
+        while link.is_up() {
+            for lane in LANES {
+                // The other side ends when it has seen enough.
+                let _ = link.send(lane, Bytes::copy_from_slice(&now_ms().to_le_bytes()));
+            }
+            paces.tick().await;
+        }
         Ok(())
     });
     simulation.run().unwrap();
