@@ -74,16 +74,17 @@ impl fmt::Debug for NodeName {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
     pub name: NodeName,
-    /// One life of its process.
+    /// One life of its process; a later life has a greater number.
     pub incarnation: u64,
 }
 
 /// Frames of one lane keep their order; lanes are independent of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lane {
-    /// Ahead of all else: small, must never wait behind messages. Not limited by the queue's bytes.
+    /// Ahead of all else: small, must never wait behind messages. Not limited by the queue's bytes, but a link on which far too
+    /// much of it and of rounds waits is closed: its peer does not read.
     Control,
-    /// Contributions of rounds: ahead of messages. Not limited by the queue's bytes.
+    /// Contributions of rounds: ahead of messages. Limited as control is.
     Rounds,
     /// Taken modulo the lanes that both sides have.
     Messages(u8),
@@ -100,19 +101,22 @@ pub enum LinkError {
     Full { peer: NodeName, queued: usize, limit: usize },
 }
 
-/// Why a link ended.
+/// Why a link ended, as this side sees it. Only after [`DownReason::Goodbye`] and an orderly [`DownReason::Closed`] it is certain that
+/// what was sent has arrived.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DownReason {
+    /// The peer's mesh was closed in order.
     #[error("peer said goodbye")]
     Goodbye,
+    /// This side's mesh was closed, or its link was.
     #[error("this side closed it")]
     Closed,
-    /// The same peer by another connection: the one that both sides keep.
+    /// By a later life of the peer, or by another connection that both sides keep.
     #[error("replaced by another connection")]
     Replaced,
     #[error("nothing heard for {0:?}")]
     Silent(Duration),
-    /// The peer broke a rule of the mesh.
+    /// The peer broke a rule of the mesh. The peer itself hears [`DownReason::Lost`], with the reason.
     #[error("protocol violation: {0}")]
     Violation(String),
     #[error("connection lost: {0}")]
@@ -202,9 +206,9 @@ impl fmt::Debug for Link {
     }
 }
 
-/// Is told what comes from peers. Called from the mesh's tasks: it must not block, and what it does not want to take it drops
-/// or answers with [`Link::close`]. For one link `up` comes first and `down` last, each once, and frames of one lane in their
-/// order.
+/// Is told what comes from peers. Called from the mesh's tasks, for different lanes and links at the same time: it must not block or
+/// panic, and what it does not want to take it drops or answers with [`Link::close`]. For one link `up` comes first and `down`
+/// last, each once, and frames of one lane in their order.
 pub trait Handler: Send + Sync + 'static {
     /// A peer was authenticated and said hello. At most one link to a name is up at any time.
     fn up(&self, link: &Link);
@@ -212,6 +216,7 @@ pub trait Handler: Send + Sync + 'static {
     fn frame(&self, link: &Link, lane: Lane, frame: Bytes);
     fn bulk(&self, link: &Link, body: Bytes);
     fn datagram(&self, link: &Link, datagram: Bytes);
-    /// A peer was refused, or refused this node, before a link was up; `why` names both values.
+    /// A peer was refused, or refused this node, before a link was up; `why` names both values. `peer` is its name where a
+    /// certificate says it, and its address where none does.
     fn refused(&self, peer: &str, why: &str);
 }
