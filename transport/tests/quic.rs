@@ -5,10 +5,12 @@ mod suite;
 #[path = "suite/quic.rs"]
 mod quic;
 
+use bytes::Bytes;
 use quic::{Quic, start};
-use starling_transport::{DownReason, Mesh, MeshSettings};
+use starling_transport::{DownReason, Lane, Mesh, MeshSettings};
 use std::sync::Arc;
-use suite::{Allowed, FabricNode, Record, name, rules};
+use std::time::Duration;
+use suite::{Allowed, FabricNode, Record, Told, name, rules};
 
 macro_rules! kept_by_quic {
     ($($rule:ident),* $(,)?) => {
@@ -62,4 +64,50 @@ async fn a_closed_mesh_frees_its_address() {
     again.connect(&b);
     again.record.link("b", 1).await;
     assert!(!to_b.is_up());
+}
+
+/// Links end at random on all sides while frames are under way, and every handler hears of each in its order; at the end all are back.
+#[tokio::test]
+async fn the_order_holds_while_links_end_at_random() {
+    const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+    let quic = Quic::new();
+    let mut nodes = Vec::new();
+    for own in NAMES {
+        let mut settings = quic.settings(&name(own), 1, &Allowed::default());
+        // So that a link that fell is soon dialed again.
+        (settings.timings.back_off_min, settings.timings.back_off_max) =
+            (Duration::from_millis(1), Duration::from_millis(20));
+        nodes.push(start(settings).await);
+    }
+    for (node, other) in nodes.iter().flat_map(|node| nodes.iter().map(move |other| (node, other))) {
+        if node.name != other.name {
+            node.connect(other);
+        }
+    }
+    let (mut random, mut ended) = (1u64, 0);
+    let mut paces = tokio::time::interval(Duration::from_millis(2));
+    while ended < 200 {
+        for link in nodes.iter().flat_map(|node| node.mesh.links()) {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            for lane in [Lane::Control, Lane::Rounds, Lane::Messages(0), Lane::Messages(1)] {
+                // Down by now, perhaps: by a side that was picked before.
+                let _ = link.send(lane, Bytes::from(vec![1; 3_000]));
+            }
+            if random >> 60 == 0 {
+                link.close(DownReason::Violation("at random".to_owned()));
+                ended += 1;
+            }
+        }
+        paces.tick().await;
+    }
+    let others = NAMES.len() - 1;
+    rules::eventually("all links", || nodes.iter().all(|node| node.mesh.links().len() == others)).await;
+    for node in &nodes {
+        node.close(suite::LIMIT).await;
+        node.record.check();
+        let told = node.record.told();
+        let ups = told.iter().filter(|told| matches!(told, Told::Up(_))).count();
+        let downs = told.iter().filter(|told| matches!(told, Told::Down(..))).count();
+        assert!(ups == downs && ups > others, "{ups} up, {downs} down");
+    }
 }

@@ -30,6 +30,18 @@ async fn another_settings_digest_is_refused_on_both_sides() {
     }
 }
 
+/// The side that dials tries again and again, but says it once; the other side says each time what it did.
+#[tokio::test]
+async fn a_dialer_tells_the_same_refusal_once() {
+    let quic = Quic::new();
+    let mut settings = quic.settings(&name("a"), 1, &Allowed::default());
+    settings.settings_digest = 8;
+    let (a, b) = (quic::start(settings).await, quic.node("b", 1, &Allowed::default()).await);
+    a.connect(&b);
+    b.record().until("three refusals", |told| (told.len() >= 3).then_some(())).await;
+    assert_eq!(a.record().told().len(), 1);
+}
+
 #[tokio::test]
 async fn another_authority_is_refused_on_both_sides() {
     let (ours, theirs) = (Quic::new(), Quic::new());
