@@ -6,7 +6,7 @@ mod suite;
 mod quic;
 
 use bytes::Bytes;
-use quic::{Quic, start};
+use quic::{Quic, start, start_on_threads};
 use starling_transport::{DownReason, Lane, Mesh, MeshSettings};
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,7 +77,7 @@ async fn the_order_holds_while_links_end_at_random() {
         // So that a link that fell is soon dialed again.
         (settings.timings.back_off_min, settings.timings.back_off_max) =
             (Duration::from_millis(1), Duration::from_millis(20));
-        nodes.push(start(settings).await);
+        nodes.push(start_on_threads(3, settings).await);
     }
     for (node, other) in nodes.iter().flat_map(|node| nodes.iter().map(move |other| (node, other))) {
         if node.name != other.name {
@@ -90,8 +90,10 @@ async fn the_order_holds_while_links_end_at_random() {
         for link in nodes.iter().flat_map(|node| node.mesh.links()) {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             for lane in [Lane::Control, Lane::Rounds, Lane::Messages(0), Lane::Messages(1)] {
-                // Down by now, perhaps: by a side that was picked before.
-                let _ = link.send(lane, Bytes::from(vec![1; 3_000]));
+                for _ in 0..40 {
+                    // Down by now, perhaps: by a side that was picked before.
+                    let _ = link.send(lane, Bytes::from(vec![1; 300]));
+                }
             }
             if random >> 60 == 0 {
                 link.close(DownReason::Violation("at random".to_owned()));

@@ -83,8 +83,13 @@ pub struct QuicNode {
 }
 
 pub async fn start(settings: MeshSettings) -> QuicNode {
+    // One thread, so that nothing runs beside the end of the runtime.
+    start_on_threads(1, settings).await
+}
+
+pub async fn start_on_threads(threads: usize, settings: MeshSettings) -> QuicNode {
     let (record, name) = (Arc::<Record>::default(), settings.credentials.name().clone());
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap();
     let mesh = runtime.spawn(Mesh::start(settings, record.clone())).await.unwrap().unwrap();
     QuicNode { mesh, record, name, runtime: Some(runtime) }
 }
