@@ -65,7 +65,7 @@ impl Node {
     }
 
     /// The address of the actor called `name` on the node `peer`. It follows that node's name over all links; while none is up,
-    /// sends fail at once.
+    /// sends fail at once. For this node's own name it is the same as [`Node::address`].
     pub fn remote<M>(&self, peer: &NodeName, name: &str) -> Address<M>
     where
         M: Serialize + DeserializeOwned + Send + 'static,
@@ -78,6 +78,9 @@ impl Node {
     where
         M: Serialize + DeserializeOwned + Send + 'static,
     {
+        if peer.as_str() == self.name() {
+            return self.address(name);
+        }
         let remote = Arc::clone(&self.shared.remote);
         Address::remote(RemoteTarget::new(remote, peer.clone(), name.into(), schema))
     }

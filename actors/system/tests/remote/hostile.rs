@@ -339,7 +339,7 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn garbage_never_harms_a_node(frames in proptest::collection::vec((0..4u8, garbage()), 1..40)) {

@@ -10,3 +10,4 @@ mod links;
 mod messages;
 mod probe;
 mod streams;
+mod twin;
