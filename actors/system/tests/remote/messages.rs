@@ -1,7 +1,7 @@
 //! Tells and asks to another node.
 
 use crate::fabric::{BULK_BYTES_MAX, Fabric, Two, node_name, over_every_fabric};
-use crate::probe::{self, Order, Seen, count, start};
+use crate::probe::{self, Order, Seen, count, start, until_restarted, until_wanted};
 use crate::support::{PATIENCE, TRACE, until};
 use starling_actors::{AskError, Carrier, Limit, Node, RemoteLimits, SendError, TraceContext};
 use std::sync::Arc;
@@ -64,23 +64,33 @@ async fn questions_without_an_answer_fail_typed<F: Fabric>() {
     let panicked = address.ask(TRACE, PATIENCE, Order::PanicOn).await;
     assert_eq!(panicked, Err(AskError::Died { name: Arc::clone(&name) }));
 
-    until("it is back", || two.b.address::<Order>("probe").is_running()).await;
+    until_restarted(&two.b, "probe", 1).await;
     let deadline = Duration::from_millis(20);
     let late = address.ask(TRACE, deadline, Order::KeepReply).await;
     assert_eq!(late, Err(AskError::DeadlineExceeded { name, deadline }));
 }
 
 async fn what_is_not_exposed_is_not_reachable<F: Fabric>() {
-    let two = Two::<F>::linked().await;
+    let limits = RemoteLimits { window_bytes: 1 << 10, ..RemoteLimits::default() };
+    let two = Two::<F>::linked_with(limits).await;
     let seen = Seen::default();
     let supervisor = starling_actors::SupervisorSpec::new("s", starling_actors::Strategy::OneForOne);
     two.b.start(supervisor.child(probe::spec("hidden", &seen))).await.unwrap();
     let address = two.a.remote::<Order>(&node_name("b"), "hidden");
-    address.tell(TRACE, Order::Note(1)).unwrap();
-    let refused = address.ask(TRACE, PATIENCE, Order::Count).await;
+    for note in 0..100 {
+        // More than the window: the credit of what is dropped comes back.
+        address.send(TRACE, Order::Note(note)).await.unwrap();
+    }
+    let refused = loop {
+        match address.ask(TRACE, PATIENCE, Order::Count).await {
+            // The credit is still on its way.
+            Err(AskError::Undelivered(SendError::Full { .. })) => tokio::task::yield_now().await,
+            refused => break refused,
+        }
+    };
     assert_eq!(refused, Err(AskError::Undelivered(SendError::NotExposed { name: "hidden@b".into() })));
     assert_eq!(seen.notes(), []);
-    assert_eq!(two.b.link_stats()[0].dropped.not_exposed, 2);
+    assert_eq!(two.b.link_stats()[0].dropped.not_exposed, 101);
 }
 
 async fn another_type_or_schema_is_refused<F: Fabric>() {
@@ -136,16 +146,13 @@ async fn open_questions_fail_when_the_link_goes_down<F: Fabric>() {
         async move { address.ask(TRACE, PATIENCE, Order::KeepReply).await }
     });
     let at_home = two.b.address::<Order>("probe");
-    loop {
-        if at_home.ask(TRACE, PATIENCE, Order::Wanted).await == Ok(1) {
-            break;
-        }
-    }
+    until_wanted(&at_home, 1).await;
     two.fabric.cut("a", "b").await;
     let lost = asking.await.unwrap();
     assert_eq!(lost, Err(AskError::ConnectionLost { name: "probe@b".into(), may_have_been_delivered: true }));
     two.are_apart().await;
-    assert_eq!(at_home.ask(TRACE, PATIENCE, Order::Wanted).await, Ok(0), "the far side sees that nobody waits");
+    // The far side sees that nobody waits.
+    until_wanted(&at_home, 0).await;
     // Too late for anybody, and harmless.
     at_home.tell(TRACE, Order::AnswerKept(1)).unwrap();
     assert_eq!(count(&at_home).await, 0);
@@ -188,24 +195,19 @@ async fn a_dropped_question_is_taken_back<F: Fabric>() {
     start(&two.b, "probe").await;
     let address = two.a.remote::<Order>(&node_name("b"), "probe");
     let at_home = two.b.address::<Order>("probe");
-    let wanted = async |expected: u64| loop {
-        if at_home.ask(TRACE, PATIENCE, Order::Wanted).await == Ok(expected) {
-            break;
-        }
-    };
     let asking = tokio::spawn({
         let address = address.clone();
         async move { address.ask(TRACE, PATIENCE, Order::KeepReply).await }
     });
-    wanted(1).await;
+    until_wanted(&at_home, 1).await;
     assert_eq!(two.a.link_stats()[0].open_asks, 1);
     asking.abort();
-    wanted(0).await;
+    until_wanted(&at_home, 0).await;
     assert_eq!(two.a.link_stats()[0].open_asks, 0);
     // So does a deadline.
     let late = address.ask(TRACE, Duration::from_millis(20), Order::KeepReply).await;
     assert!(matches!(late, Err(AskError::DeadlineExceeded { .. })));
-    wanted(0).await;
+    until_wanted(&at_home, 0).await;
     assert_eq!(two.a.link_stats()[0].open_asks, 0);
 }
 

@@ -1,8 +1,8 @@
 //! An actor that other nodes reach.
 
-use crate::support::PATIENCE;
+use crate::support::{PATIENCE, stats, until};
 use serde::{Deserialize, Serialize};
-use starling_actors::{Actor, ActorError, ActorSpec, Address, Backoff, Context, Node, Reply};
+use starling_actors::{Actor, ActorError, ActorSpec, ActorState, Address, Backoff, Context, Node, Reply};
 use starling_actors::{Sink, Strategy, SupervisorSpec, TraceContext};
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -12,6 +12,8 @@ pub enum Order {
     Bytes(Vec<u8>),
     Count(Reply<u64>),
     Echo(Vec<u8>, Reply<Vec<u8>>),
+    /// Answers with so many bytes.
+    Large(u32, Reply<Vec<u8>>),
     Trace(Reply<TraceContext>),
     /// Two questions in one message: the first is answered, the second dropped.
     Both(Reply<u64>, Reply<u64>),
@@ -84,6 +86,7 @@ impl Actor for Probe {
             Order::Bytes(bytes) => self.seen.notes.lock().unwrap().push(bytes.len() as u64),
             Order::Count(reply) => reply.send(self.notes),
             Order::Echo(bytes, reply) => reply.send(bytes),
+            Order::Large(bytes, reply) => reply.send(vec![0; bytes as usize]),
             Order::Trace(reply) => reply.send(context.trace()),
             Order::Both(first, _second) => first.send(1),
             Order::DropReply(reply) => drop(reply),
@@ -147,6 +150,28 @@ pub async fn start_spec(node: &Node, name: &str, spec: ActorSpec) {
 
 pub async fn count(address: &Address<Order>) -> u64 {
     address.ask(TraceContext::NONE, PATIENCE, Order::Count).await.unwrap()
+}
+
+/// Waits for the restart of that number: a probe that has panicked seems to run for a moment longer.
+pub async fn until_restarted(node: &Node, name: &str, restarts: u64) {
+    until("it is back", || {
+        let stats = stats(node, name);
+        stats.restarts == restarts && stats.state == ActorState::Running
+    })
+    .await;
+}
+
+/// Waits until so many of the kept replies are wanted.
+pub async fn until_wanted(address: &Address<Order>, expected: u64) {
+    let started = std::time::Instant::now();
+    loop {
+        let wanted = address.ask(TraceContext::NONE, PATIENCE, Order::Wanted).await.unwrap();
+        if wanted == expected {
+            return;
+        }
+        assert!(started.elapsed() < PATIENCE, "{wanted} are wanted, not {expected}");
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Asks until the probe is there: it may be between two lives.

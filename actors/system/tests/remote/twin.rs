@@ -1,9 +1,9 @@
 //! Rules that show best on the twin in memory: with paused time, or a queue of a few bytes.
 
 use crate::fabric::{Memory, Two, node_name};
-use crate::probe::{self, Order, Seen, count, start};
+use crate::probe::{self, Order, Seen, count, start, until_restarted};
 use crate::support::{PATIENCE, TRACE, until};
-use starling_actors::{AskError, Limit, Node, SendError, Strategy, SupervisorSpec};
+use starling_actors::{Limit, Node, SendError, Strategy, SupervisorSpec};
 use starling_transport::{Peer, memory};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -17,7 +17,7 @@ async fn a_question_to_another_node_fails_at_once_where_the_reason_is_known() {
     assert!(address.ask(TRACE, PATIENCE, Order::DropReply).await.is_err());
     assert!(address.ask(TRACE, PATIENCE, Order::PanicOn).await.is_err());
     assert_eq!(started.elapsed(), Duration::ZERO);
-    until("it is back", || two.b.address::<Order>("probe").is_running()).await;
+    until_restarted(&two.b, "probe", 1).await;
     let deadline = Duration::from_secs(2);
     assert!(address.ask(TRACE, deadline, Order::KeepReply).await.is_err());
     assert!(started.elapsed() >= deadline && started.elapsed() < deadline * 2);
@@ -50,22 +50,15 @@ async fn a_full_queue_of_the_link_refuses_tells_holds_senders_and_loses_no_answe
     address.send(TRACE, Order::Note(told)).await.unwrap();
     until("all arrived", || seen.notes().len() as u64 == told + 1).await;
     assert!(seen.notes().into_iter().eq(0..=told));
-    // Each answer takes a quarter of the queue.
+    // The answers are many times what the queue takes, and the actor gives them all before one leaves.
     let asking: Vec<_> = (0..20)
-        .map(|number| {
+        .map(|_| {
             let address = address.clone();
-            tokio::spawn(async move {
-                let body = vec![number; QUEUE_BYTES / 4];
-                while let Err(AskError::Undelivered(SendError::Full { .. })) =
-                    address.ask(TRACE, PATIENCE, |reply| Order::Echo(body.clone(), reply)).await
-                {
-                    tokio::task::yield_now().await;
-                }
-            })
+            tokio::spawn(async move { address.ask(TRACE, PATIENCE, |reply| Order::Large(1_000, reply)).await })
         })
         .collect();
     for asking in asking {
-        asking.await.unwrap();
+        assert_eq!(asking.await.unwrap(), Ok(vec![0; 1_000]));
     }
     let numbers = |sink| Order::Numbers(2_000, crate::probe::End::Finish, sink);
     let mut items = address.stream::<u64>(TRACE, 1_000, numbers).unwrap();
