@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use starling_actors::{Actor, ActorError, ActorSpec, Address, Context, Node, Reply};
+use starling_actors::{Actor, ActorError, ActorSpec, Address, AskError, Context, Node, Reply};
 use starling_actors::{SendError, Strategy, SupervisorSpec, TraceContext};
 use starling_transport::{DownReason, Handler, Lane, Link, LinkError, NodeName, Peer, memory};
 use std::collections::BTreeMap;
@@ -185,7 +185,13 @@ impl Contender {
 
     async fn taken(&self) -> Result<u64, Failure> {
         match self {
-            Self::Starling(address) => Ok(address.ask(TRACE, DEADLINE, Message::Count).await?),
+            Self::Starling(address) => loop {
+                match address.ask(TRACE, DEADLINE, Message::Count).await {
+                    // The credit of the tells before it is on its way.
+                    Err(AskError::Undelivered(SendError::Full { .. })) => tokio::task::yield_now().await,
+                    count => return Ok(count?),
+                }
+            },
             Self::Thin { far, .. } => Ok(far.taken.load(Ordering::Relaxed)),
         }
     }

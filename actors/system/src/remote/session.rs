@@ -20,6 +20,9 @@ pub(crate) const LANE_BYTES_MAX: usize = 64 << 10;
 /// are kept.
 const EARLY_CANCELS_MAX: usize = 256;
 
+/// Replies that were sent on and then given up stay until they are looked for, but never more than half of all, or this many.
+const SWEEP_AT_MIN: usize = 64;
+
 pub(crate) struct Session {
     pub link: Link,
     pub limits: RemoteLimits,
@@ -195,6 +198,7 @@ impl Session {
         if asking.closed {
             return Err(PostError::Down);
         }
+        let limit = session.limits.open_asks_max;
         let mut unwanted = Vec::new();
         if asking.pending.len() + pending.len() > asking.sweep_at {
             asking.pending.retain(|key, pending| {
@@ -204,9 +208,8 @@ impl Session {
                 }
                 wanted
             });
-            asking.sweep_at = (asking.pending.len() * 2).max(64);
+            asking.sweep_at = (asking.pending.len() * 2).max(SWEEP_AT_MIN).min(limit);
         }
-        let limit = session.limits.open_asks_max;
         let fits = asking.pending.len() + pending.len() <= limit;
         if fits {
             asking.pending.extend(keys.zip(pending));

@@ -3,7 +3,7 @@
 use crate::fabric::{Memory, Two, node_name};
 use crate::probe::{self, Order, Seen, count, start, until_restarted};
 use crate::support::{PATIENCE, TRACE, until};
-use starling_actors::{Limit, Node, SendError, Strategy, SupervisorSpec};
+use starling_actors::{Limit, Node, Reply, SendError, Strategy, SupervisorSpec};
 use starling_transport::{Peer, memory};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -66,6 +66,32 @@ async fn a_full_queue_of_the_link_refuses_tells_holds_senders_and_loses_no_answe
         assert_eq!(items.next().await, Some(Ok(number)));
     }
     assert_eq!(items.next().await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn replies_that_were_sent_on_and_given_up_are_swept_out() {
+    let two = Two::<Memory>::linked().await;
+    start(&two.b, "probe").await;
+    let address = two.a.remote::<Order>(&node_name("b"), "probe");
+    for _ in 0..1_000 {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let asking = address.ask(TRACE, PATIENCE, |reply: Reply<u64>| {
+            drop(sender.send(reply));
+            Order::Note(0)
+        });
+        let mut asking = Box::pin(asking);
+        let sent_on = async {
+            let reply = receiver.await.unwrap();
+            address.send(TRACE, Order::KeepReply(reply)).await.unwrap();
+        };
+        tokio::select! {
+            answer = &mut asking => panic!("{answer:?}"),
+            () = sent_on => {}
+        }
+    }
+    let open = two.a.link_stats()[0].open_asks;
+    assert!(open <= 130, "{open} questions are open though nobody waits");
+    until("the far side hears of it", || two.b.link_stats()[0].open_asks_of_peer == open).await;
 }
 
 #[tokio::test]
