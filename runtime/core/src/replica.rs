@@ -12,49 +12,21 @@
 //! - P4: an entry is applied at most once: the highest `seq` applied is kept per member.
 //! - P5: the running digest equals the digest computed from scratch.
 
+mod config;
 mod install;
 mod requests;
+
+pub use config::Config;
 
 use crate::admission::{self, Admission, Admitted, Limits, Pass, Priority, Queue, Waiting, affinity};
 use crate::digest;
 use crate::ids::{Attempt, AttemptKey, Incarnation, RankId, RequestKey, RequestNumber, Round};
-use crate::placement::{self, CountChildren, Placement, RankLoad, Router, Routing, Why};
+use crate::placement::{CountChildren, Placement, RankLoad, Router, Routing, Why};
 use crate::rejection::Rejection;
 use crate::round::{Applied, Arrival, Contribution, Entry, Merged, RankSnapshot, View};
 use requests::{Request, Requests, State};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// All settings that decide; equal on every member.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Config {
-    /// Active requests a rank holds at most.
-    pub cap: u32,
-    /// Failed attempts after which a request is rejected.
-    pub attempts_max: u32,
-    /// Requests that a round names to be probed at most.
-    pub probe_requests_max: u32,
-    pub placement: placement::Config,
-}
-
-impl Config {
-    /// Every setting with its value, one a line: members that decide by different settings would drift apart in the first
-    /// round where it matters.
-    pub fn listing(&self) -> String {
-        format!("{self:#?}")
-    }
-
-    /// The first setting in which another member's `listing` differs, with both values.
-    pub fn difference(&self, listing: &str) -> Option<String> {
-        let ours = self.listing();
-        let differs = |(ours, theirs): (&str, &str)| {
-            let (ours, theirs) = (ours.trim().trim_end_matches(','), theirs.trim().trim_end_matches(','));
-            (ours != theirs).then(|| format!("settings differ: here {ours}, there {theirs}"))
-        };
-        let first = ours.lines().zip(listing.lines()).find_map(differs);
-        first.or_else(|| (ours != listing).then(|| "settings differ in number".into()))
-    }
-}
 
 /// What a round decided, in order. Each node carries out what concerns it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

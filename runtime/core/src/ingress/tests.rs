@@ -340,7 +340,7 @@ fn a_standstill_refuses_what_is_new_and_gives_up_what_waits_too_long() {
     let (again, due, _) = drive(3_000, Input::Unreachable(vec![RankId(5)]));
     assert!(again.is_empty(), "once");
     assert_eq!(due, Some(2_001_000), "since the standstill began");
-    let (out, ..) = drive(2_001_000, Input::Tick);
+    let (out, due, _) = drive(2_001_000, Input::Tick);
     let cancel = |seq| Effect::Announce(Entry::Cancel(key(seq)));
     assert_eq!(out, [cancel(1), Effect::Failed { ticket: Ticket(1), rejection: refused.clone() }]);
     assert_eq!(due, Some(30_003_000), "the stream waits longer");
