@@ -25,6 +25,7 @@ use starling_transport::codec::{self, CodecError};
 use starling_transport::{DownReason, Handler, Lane, Link, NodeName, Peer};
 use stats::Counters;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use wire::{Frame, Tell};
@@ -62,13 +63,17 @@ const SMALL_DECODED_BYTES_MAX: usize = 16 * session::LANE_BYTES_MAX;
 /// The same for the largest bodies that any link takes.
 const DECODED_BYTES_MAX: usize = 1 << 30;
 
-/// Decodes a body; what it may reserve follows from its size, not from what it claims.
+/// Decodes a body; what it may reserve follows from its size, not from what it claims. It runs on the mesh's tasks, which must
+/// outlive a type whose `Deserialize` panics.
 pub(crate) fn decode_body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, CodecError> {
-    if body.len() <= session::LANE_BYTES_MAX {
-        codec::decode::<T, SMALL_DECODED_BYTES_MAX>(body)
-    } else {
-        codec::decode::<T, DECODED_BYTES_MAX>(body)
-    }
+    let decode = || match body.len() {
+        0..=session::LANE_BYTES_MAX => codec::decode::<T, SMALL_DECODED_BYTES_MAX>(body),
+        _ => codec::decode::<T, DECODED_BYTES_MAX>(body),
+    };
+    catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|_| {
+        let (bytes, target) = (body.len(), std::any::type_name::<T>());
+        Err(CodecError::Malformed { bytes, target, reason: "its decoding panicked".to_owned() })
+    })
 }
 
 /// FNV-1a: the same on every machine.

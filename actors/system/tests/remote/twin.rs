@@ -3,6 +3,7 @@
 use crate::fabric::{Memory, Two, node_name};
 use crate::probe::{self, Order, Seen, count, start, until_restarted};
 use crate::support::{PATIENCE, TRACE, until};
+use serde::{Deserialize, Deserializer, Serialize};
 use starling_actors::{Limit, Node, Reply, SendError, Strategy, SupervisorSpec};
 use starling_transport::{Peer, memory};
 use std::time::Duration;
@@ -92,6 +93,27 @@ async fn replies_that_were_sent_on_and_given_up_are_swept_out() {
     let open = two.a.link_stats()[0].open_asks;
     assert!(open <= 130, "{open} questions are open though nobody waits");
     until("the far side hears of it", || two.b.link_stats()[0].open_asks_of_peer == open).await;
+}
+
+/// Cannot be decoded without a panic.
+#[derive(Serialize)]
+struct Bomb;
+
+impl<'de> Deserialize<'de> for Bomb {
+    fn deserialize<D: Deserializer<'de>>(_deserializer: D) -> Result<Self, D::Error> {
+        panic!("told to")
+    }
+}
+
+#[tokio::test]
+async fn a_type_that_panics_while_it_is_decoded_harms_nobody_else() {
+    let two = Two::<Memory>::linked().await;
+    start(&two.b, "probe").await;
+    two.b.expose::<Bomb>("bomb");
+    let bomb = two.a.remote::<Bomb>(&node_name("b"), "bomb");
+    bomb.tell(TRACE, Bomb).unwrap();
+    until("it went off", || two.b.link_stats()[0].dropped.undecodable == 1).await;
+    assert_eq!(count(&two.a.remote(&node_name("b"), "probe")).await, 0);
 }
 
 #[tokio::test]
