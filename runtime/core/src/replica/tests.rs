@@ -1,5 +1,6 @@
 use super::*;
 use crate::ids::{ClusterId, ConversationKey, Epoch};
+use crate::placement;
 use crate::round::{Chain, Explicit, Member, PrefixMatch, Sequenced};
 use proptest::prelude::*;
 
