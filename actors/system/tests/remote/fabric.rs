@@ -2,9 +2,13 @@
 
 use crate::support::until;
 use starling_actors::{Node, RemoteLimits};
-use starling_transport::{Handler, NodeName, Peer, memory};
+use starling_transport::{
+    Authority, Credentials, DownReason, Handler, Limits, Mesh, MeshSettings, NodeName, Peer, Timings, memory,
+};
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 pub fn node_name(name: &str) -> NodeName {
     NodeName::new(name).unwrap()
@@ -74,6 +78,93 @@ impl Fabric for Memory {
     }
 }
 
+/// QUIC over loopback. A cut sends both sides' dialers to a port where nobody listens and ends the link.
+pub struct Quic {
+    authority: Authority,
+    nodes: Mutex<BTreeMap<String, QuicNode>>,
+    lives: Mutex<u64>,
+}
+
+struct QuicNode {
+    mesh: Mesh,
+    /// Whom it was asked to reach.
+    asked: Vec<String>,
+}
+
+/// Reserved, so nobody answers there.
+const NOWHERE: &str = "127.0.0.1:1";
+
+impl Quic {
+    fn mesh(&self, name: &str) -> Mesh {
+        self.nodes.lock().unwrap()[name].mesh.clone()
+    }
+
+    /// Sends the dialers of the two, if they were asked for each other, to each other or nowhere.
+    fn direct(&self, a: &str, b: &str, reachable: bool) {
+        let nodes = self.nodes.lock().unwrap();
+        for (from, to) in [(a, b), (b, a)] {
+            let (Some(from), Some(to)) = (nodes.get(from), nodes.get(to).map(|node| (to, &node.mesh))) else {
+                continue;
+            };
+            if from.asked.iter().any(|asked| asked == to.0) {
+                let address = if reachable { to.1.local_addr().to_string() } else { NOWHERE.to_owned() };
+                from.mesh.connect(node_name(to.0), address);
+            }
+        }
+    }
+}
+
+impl Fabric for Quic {
+    async fn new() -> Self {
+        Self { authority: Authority::new("flock").unwrap(), nodes: Mutex::default(), lives: Mutex::new(0) }
+    }
+
+    async fn join(&self, name: &str, handler: Arc<dyn Handler>) {
+        let incarnation = {
+            let mut lives = self.lives.lock().unwrap();
+            *lives += 1;
+            *lives
+        };
+        let of_node = self.authority.issue(&node_name(name), 1).unwrap();
+        let authority = self.authority.certificate_pem();
+        let (certificate, key) = (of_node.certificate_pem, of_node.key_pem);
+        let credentials = Credentials::from_pem(authority.as_bytes(), certificate.as_bytes(), key.as_bytes()).unwrap();
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let limits = Limits { bulk_bytes_max: BULK_BYTES_MAX, ..Limits::default() };
+        // Whoever comes back is found soon.
+        let timings = Timings { back_off_max: Duration::from_millis(200), ..Timings::default() };
+        let settings = MeshSettings { incarnation, settings_digest: 1, listen, credentials, limits, timings };
+        let mesh = Mesh::start(settings, handler).await.unwrap();
+        let earlier = self.nodes.lock().unwrap().insert(name.to_owned(), QuicNode { mesh, asked: Vec::new() });
+        if let Some(earlier) = earlier {
+            drop(earlier.mesh);
+            let others: Vec<String> =
+                self.nodes.lock().unwrap().keys().filter(|other| *other != name).cloned().collect();
+            others.iter().for_each(|other| self.direct(other, name, true));
+        }
+    }
+
+    async fn connect(&self, a: &str, b: &str) {
+        self.nodes.lock().unwrap().get_mut(a).unwrap().asked.push(b.to_owned());
+        self.direct(a, b, true);
+    }
+
+    async fn cut(&self, a: &str, b: &str) {
+        self.direct(a, b, false);
+        for link in self.mesh(a).links().into_iter().filter(|link| link.peer().name == node_name(b)) {
+            link.close(DownReason::Closed);
+        }
+    }
+
+    async fn heal(&self, a: &str, b: &str) {
+        self.direct(a, b, true);
+    }
+
+    async fn close(&self, name: &str) {
+        self.mesh(name).close(crate::support::PATIENCE).await;
+    }
+}
+
 /// Two nodes with a link between them.
 pub struct Two<F> {
     pub fabric: F,
@@ -114,6 +205,15 @@ macro_rules! over_every_fabric {
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $rule() {
                     super::$rule::<$crate::fabric::Memory>().await;
+                }
+            )*
+        }
+
+        mod quic {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $rule() {
+                    super::$rule::<$crate::fabric::Quic>().await;
                 }
             )*
         }
