@@ -5,10 +5,14 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use starling_actors::{Actor, ActorError, ActorSpec, Address, AskError, Context, Node, Reply};
 use starling_actors::{SendError, Strategy, SupervisorSpec, TraceContext};
-use starling_transport::{DownReason, Handler, Lane, Link, LinkError, NodeName, Peer, memory};
+use starling_transport::{
+    Authority, Credentials, DownReason, Handler, Lane, Limits, Link, LinkError, Mesh, MeshSettings, NodeName, Peer,
+    Timings, memory,
+};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -19,6 +23,10 @@ const TELLS: u64 = 200_000;
 const ASKS: usize = 20_000;
 const IN_FLIGHT: usize = 64;
 const BODY_BYTES: usize = 64;
+/// Tells of a GiB in all, to an actor that is slower than the link.
+const HEAVY_BODY_BYTES: usize = 32 << 10;
+const HEAVY_TELLS: usize = (1 << 30) / HEAVY_BODY_BYTES;
+const HEAVY_TAKES: Duration = Duration::from_micros(200);
 const DEADLINE: Duration = Duration::from_secs(60);
 const TRACE: TraceContext = TraceContext::NONE;
 
@@ -46,6 +54,33 @@ impl Fabric for Memory {
     }
 }
 
+/// Over loopback.
+struct Quic;
+
+impl Fabric for Quic {
+    type Held = [Mesh; 2];
+
+    async fn link([a, b]: [Arc<dyn Handler>; 2]) -> Result<Self::Held, Failure> {
+        let authority = Authority::new("bench")?;
+        let start = async |name: &str, handler| {
+            let of_node = authority.issue(&NodeName::new(name)?, 1)?;
+            let [trusted, certificate, key] = [authority.certificate_pem(), of_node.certificate_pem, of_node.key_pem];
+            let settings = MeshSettings {
+                incarnation: 1,
+                settings_digest: 1,
+                listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+                credentials: Credentials::from_pem(trusted.as_bytes(), certificate.as_bytes(), key.as_bytes())?,
+                limits: Limits::default(),
+                timings: Timings::default(),
+            };
+            Ok::<_, Failure>(Mesh::start(settings, handler).await?)
+        };
+        let meshes = [start("a", a).await?, start("b", b).await?];
+        meshes[0].connect(NodeName::new("b")?, meshes[1].local_addr().to_string());
+        Ok(meshes)
+    }
+}
+
 // -- ours
 
 #[derive(Serialize, Deserialize)]
@@ -53,6 +88,8 @@ enum Message {
     Take(Bytes64),
     Echo(Bytes64, Reply<Bytes64>),
     Count(Reply<u64>),
+    /// Handled slowly.
+    Heavy(Vec<u8>),
 }
 
 /// As two arrays: serde knows arrays of up to 32.
@@ -70,6 +107,13 @@ impl Actor for Sum {
             Message::Take(_) => self.0 += 1,
             Message::Echo(body, reply) => reply.send(body),
             Message::Count(reply) => reply.send(self.0),
+            Message::Heavy(body) => {
+                let until = Instant::now() + HEAVY_TAKES;
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+                self.0 += u64::from(!body.is_empty());
+            }
         }
         Ok(())
     }
@@ -168,13 +212,12 @@ impl Contender {
     }
 
     /// False when the sender has to wait.
-    fn tell(&self) -> Result<bool, Failure> {
+    async fn tell(&self) -> Result<bool, Failure> {
         match self {
-            Self::Starling(address) => match address.tell(TRACE, Message::Take(BODY)) {
-                Ok(()) => Ok(true),
-                Err(SendError::Full { .. }) => Ok(false),
-                Err(error) => Err(error.into()),
-            },
+            Self::Starling(address) => {
+                address.send(TRACE, Message::Take(BODY)).await?;
+                Ok(true)
+            }
             Self::Thin { link, .. } => match link.send(Lane::Messages(0), thin_frame(THIN_TELL, 0)) {
                 Ok(()) => Ok(true),
                 Err(LinkError::Full { .. }) => Ok(false),
@@ -201,7 +244,7 @@ impl Contender {
         let before = self.taken().await?;
         let start = Instant::now();
         for _ in 0..TELLS {
-            while !self.tell()? {
+            while !self.tell().await? {
                 tokio::task::yield_now().await;
             }
         }
@@ -288,13 +331,45 @@ async fn run<F: Fabric>(fabric: &str, out: &mut impl Write) -> Result<(), Failur
     Ok(())
 }
 
+/// Resident memory of this process, in MiB: now and at its highest.
+fn memory_mib() -> Option<(u64, u64)> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let of = |key: &str| {
+        let line = status.lines().find(|line| line.starts_with(key))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib / 1024)
+    };
+    Some((of("VmRSS:")?, of("VmHWM:")?))
+}
+
+/// Both nodes are in this process, so its memory is that of the sender and the receiver together.
+async fn flood(out: &mut impl Write) -> Result<(), Failure> {
+    let (contenders, _held) = contenders::<Quic>().await?;
+    let Contender::Starling(address) = &contenders[0] else { return Ok(()) };
+    let before = memory_mib();
+    let start = Instant::now();
+    for _ in 0..HEAVY_TELLS {
+        address.send(TRACE, Message::Heavy(vec![1; HEAVY_BODY_BYTES])).await?;
+    }
+    let took = start.elapsed();
+    let (Some((before, _)), Some((after, highest))) = (before, memory_mib()) else { return Ok(()) };
+    writeln!(
+        out,
+        "1 GiB of tells of 32 KiB to an actor that takes {HEAVY_TAKES:?} for each: {:.1} s, resident {before} MiB before, \
+         {after} MiB after, {highest} MiB at most",
+        took.as_secs_f64()
+    )?;
+    Ok(())
+}
+
 fn main() -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // On a worker, as actors are.
     runtime.block_on(async {
         let benched = tokio::spawn(async {
             let mut out = Vec::new();
+            flood(&mut out).await?;
             run::<Memory>("in memory", &mut out).await?;
+            run::<Quic>("over QUIC", &mut out).await?;
             Ok::<_, Failure>(out)
         });
         std::io::stdout().write_all(&benched.await??)?;
