@@ -32,11 +32,12 @@ mod queue;
 mod router;
 mod serving;
 mod settings;
+mod stopwatch;
 mod stream;
 mod wakeup;
 
 pub use cluster::{ClusterReport, MemberReport, MemberState};
-pub use observer::{IngressReport, NoObserver, Observer, RoundReport};
+pub use observer::{IngressReport, NoObserver, Observer, RoundReport, RoundTiming};
 pub use router::PlacementDebug;
 pub use serving::{Backends, Readiness, Serving, ServingError};
 pub use settings::{MemberSettings, Settings, SettingsError};

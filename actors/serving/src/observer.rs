@@ -1,14 +1,21 @@
 //! What the serving actors report to whoever measures. Called from the actors, so an implementation must be cheap.
 
-use starling_core::ids::RankId;
+use starling_actors::NodeName;
+use starling_core::ids::{Epoch, RankId};
 use starling_core::rejection::Rejection;
 use starling_core::{batch, ingress, kv, replica};
 use std::time::Duration;
 
 /// Every method may be left out.
 pub trait Observer: Send + Sync + 'static {
-    /// A round was applied; `took` from the contribution to here.
+    /// The replica applied a round.
     fn round(&self, _round: &RoundReport) {}
+
+    /// A round is through at this member: decided, and all others' contributions waited for.
+    fn round_timed(&self, _timing: &RoundTiming<'_>) {}
+
+    /// This member is in a new view of the cluster.
+    fn view(&self, _epoch: Epoch) {}
 
     /// A request was placed, `waited` after it was submitted.
     fn placed(&self, _why: &'static str, _waited: Duration) {}
@@ -46,6 +53,15 @@ pub struct RoundReport {
     /// From the completed round to its decisions.
     pub apply: Duration,
     pub faults: replica::Faults,
+}
+
+/// How long a round took at one member.
+#[derive(Clone, Debug)]
+pub struct RoundTiming<'a> {
+    /// From the own contribution to the decisions.
+    pub took: Duration,
+    /// Each other member, and how long behind the own contribution its came; 0 where it was there first.
+    pub waits: Vec<(&'a NodeName, Duration)>,
 }
 
 /// The ingress' open requests.

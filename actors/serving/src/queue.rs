@@ -3,6 +3,8 @@
 
 use crate::clock::Clock;
 use crate::cluster::{self, ClusterReport, Health, News, Pace, Watch};
+use crate::observer::{Observer, RoundTiming};
+use crate::stopwatch::Stopwatch;
 use crate::wakeup::Wakeup;
 use crate::{Addresses, Settings, Surroundings};
 use serde::{Deserialize, Serialize};
@@ -47,6 +49,8 @@ pub struct Queue {
     health: Arc<Health>,
     watch: Watch,
     pace: Pace,
+    stopwatch: Stopwatch,
+    observer: Arc<dyn Observer>,
     /// The ingress was told which life this is.
     announced: bool,
     clock: Clock,
@@ -65,6 +69,8 @@ impl Queue {
             health: Arc::clone(&around.health),
             watch: Watch::new(settings.suspect_after_us),
             pace: Pace::default(),
+            stopwatch: Stopwatch::default(),
+            observer: Arc::clone(&around.observer),
             announced: false,
             clock: around.clock,
             wakeup: Wakeup::default(),
@@ -74,10 +80,15 @@ impl Queue {
 
     fn drive(&mut self, context: &mut Context<'_, Message>, input: view::Input) -> Result<(), ActorError> {
         let mut effects = Vec::new();
-        self.machine.handle(self.clock.now_us(), input, &mut effects);
+        let now_us = self.clock.now_us();
+        self.machine.handle(now_us, input, &mut effects);
         for effect in effects {
+            if matches!(effect, Effect::Completed(_)) {
+                self.stopwatch.completed(now_us);
+            }
             self.perform(context, effect)?;
         }
+        self.stopwatch.look(now_us, self.machine.round_wait());
         self.tell_standstill(context);
         let due = self.machine.poll_timeout().into_iter().chain(self.watch.due_us(&self.machine)).min();
         self.wakeup.arm(context, &self.clock, due, Message::Tick);
@@ -101,6 +112,7 @@ impl Queue {
             }
             Effect::Installed { cluster, view, replica } => {
                 tracing::info!(%cluster, epoch = %view.epoch, first_round = %view.first_round, "new view");
+                self.observer.view(view.epoch);
                 self.addresses.router.tell(context.trace(), crate::router::Message::Install { view, replica })?;
                 if !std::mem::replace(&mut self.announced, true) {
                     let life = crate::ingress::Message::NewCluster(self.machine.incarnation());
@@ -117,6 +129,14 @@ impl Queue {
             Effect::Dropped(dropped) => tracing::debug!(?dropped, "input of a round not taken"),
         }
         Ok(())
+    }
+
+    /// The last completed round is applied here.
+    fn tell_timing(&mut self) {
+        let Some(lap) = self.stopwatch.applied(self.clock.now_us()) else { return };
+        let others = self.settings.members.iter().enumerate().filter(|(seat, _)| *seat != self.settings.me);
+        let waits = others.map(|(seat, member)| (&member.name, lap.wait(Seat(seat as u32))));
+        self.observer.round_timed(&RoundTiming { took: lap.took, waits: waits.collect() });
     }
 
     fn tell_standstill(&mut self, context: &Context<'_, Message>) {
@@ -182,7 +202,10 @@ impl Actor for Queue {
             }
             Message::Announce(entry) => view::Input::Round(Input::Announce(entry)),
             Message::FromRank { entry, snapshot } => view::Input::Round(Input::FromRank { entry, snapshot }),
-            Message::Applied(applied) => view::Input::Round(Input::Applied(applied)),
+            Message::Applied(applied) => {
+                self.tell_timing();
+                view::Input::Round(Input::Applied(applied))
+            }
             Message::Matches { round, matches } => view::Input::Round(Input::Matches { round, matches }),
             Message::Donated { change, to, replica } => view::Input::Donated { change, to, replica },
             Message::Link(event) => return self.link(context, event),

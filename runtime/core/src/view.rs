@@ -290,7 +290,13 @@ impl Machine {
             let waits_for = if silent.is_empty() { down().collect() } else { silent };
             return Some(Standstill { since_us, waits_for });
         }
-        let round = self.round.as_ref()?;
+        self.round_wait()
+    }
+
+    /// Since when the own contribution to a round is out, and whose is missing; `None` while it is not out, or no round
+    /// completes for want of a view.
+    pub fn round_wait(&self) -> Option<Standstill> {
+        let round = self.round.as_ref().filter(|_| self.halted_us.is_none())?;
         let (since_us, missing) = round.waits_for()?;
         let seat = |incarnation| round.view().position(incarnation).map(|at| Seat(at as u32));
         Some(Standstill { since_us, waits_for: missing.into_iter().filter_map(seat).collect() })

@@ -4,7 +4,7 @@ use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use serde_json::{Value, json};
 use starling::api::{Check, Health};
 use starling::telemetry::admin::Page;
-use starling::telemetry::{DebugSource, Identity, Metrics, admin_router};
+use starling::telemetry::{DebugSource, Identity, Metrics, Sight, admin_router};
 use starling_actors::{ActorKind, ActorState, ActorStats};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,6 +27,10 @@ impl DebugSource for Fixed {
             failures: 0,
             uptime: Duration::ZERO,
         }]
+    }
+
+    fn sight(&self) -> Sight {
+        Sight { actors: self.actors(), ..Sight::default() }
     }
 
     fn placement(&self) -> Page<'_> {

@@ -2,12 +2,12 @@
 
 use starling::api::metrics::{ApiMetrics, End, Endpoint, Usage};
 use starling::telemetry::metrics::{Described, Format};
-use starling::telemetry::{Identity, Metrics};
-use starling_actors::{ActorKind, ActorState, ActorStats};
-use starling_core::ids::RankId;
+use starling::telemetry::{Identity, Metrics, Sight};
+use starling_actors::{ActorKind, ActorState, ActorStats, Dropped, LinkStats, NodeName};
+use starling_core::ids::{Epoch, RankId};
 use starling_core::rejection::Rejection;
 use starling_core::{batch, ingress, kv, replica};
-use starling_serving::{IngressReport, Observer, RoundReport};
+use starling_serving::{IngressReport, Observer, RoundReport, RoundTiming};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
@@ -93,8 +93,25 @@ fn ended(status: u16, error: Option<&'static str>) -> End {
     End { status, error, elapsed: Duration::from_millis(700), streamed: true }
 }
 
+/// A link over which this many frames went out.
+fn link(peer: NodeName, frames_out: u64) -> LinkStats {
+    LinkStats {
+        peer,
+        is_up: true,
+        links: 2,
+        frames_in: 90,
+        bytes_in: 9000,
+        frames_out,
+        bytes_out: 100 * frames_out,
+        held_bytes: 64,
+        open_asks: 1,
+        open_asks_of_peer: 0,
+        dropped: Dropped { mailbox_full: 4, ..Dropped::default() },
+    }
+}
+
 /// Reports one of everything.
-fn feed(metrics: &Metrics) -> Vec<ActorStats> {
+fn feed(metrics: &Metrics) -> Sight {
     let batch = batch::Stats {
         waiting: 1,
         running: 2,
@@ -121,6 +138,10 @@ fn feed(metrics: &Metrics) -> Vec<ActorStats> {
     let faults = replica::Faults { entries_ignored: 1, ..replica::Faults::default() };
     let apply = Duration::from_micros(40);
     metrics.round(&RoundReport { round: 9, waiting: 5, requests: 8, apply, faults });
+    let peer = NodeName::new("node-1").unwrap();
+    let waits = vec![(&peer, Duration::from_micros(120))];
+    metrics.round_timed(&RoundTiming { took: Duration::from_micros(160), waits });
+    metrics.view(Epoch(3));
     metrics.placed("bound", Duration::from_millis(1));
     metrics.placed("overflow", Duration::from_millis(1));
     metrics.rejected(&Rejection::Draining);
@@ -140,7 +161,7 @@ fn feed(metrics: &Metrics) -> Vec<ActorStats> {
     metrics.generated(&Usage { prompt_tokens: 20, cached_tokens: 16, generated_tokens: 5, finish: None });
     metrics.ended(Endpoint::Chat, &ended(200, None));
     metrics.ended(Endpoint::Chat, &ended(503, Some("draining")));
-    vec![ActorStats {
+    let actors = vec![ActorStats {
         name: "router".into(),
         kind: ActorKind::Actor,
         level: 2,
@@ -151,15 +172,16 @@ fn feed(metrics: &Metrics) -> Vec<ActorStats> {
         restarts: 0,
         failures: 0,
         uptime: Duration::ZERO,
-    }]
+    }];
+    Sight { actors, links: vec![link(peer, 100)], standstill: Duration::from_millis(1500) }
 }
 
 #[test]
 fn a_scrape_holds_every_documented_metric() {
     let metrics = metrics();
-    let actors = feed(&metrics);
+    let sight = feed(&metrics);
     for format in [Format::Prometheus, Format::OpenMetrics] {
-        let text = metrics.encode(&actors, format);
+        let text = metrics.encode(&sight, format);
         let (types, samples) = parse(&text);
         for Described { name, kind, labels, .. } in metrics.registered().described() {
             let family = if format == Format::OpenMetrics { name.trim_end_matches("_total") } else { name };
@@ -175,8 +197,8 @@ fn a_scrape_holds_every_documented_metric() {
 #[test]
 fn reports_add_up() {
     let metrics = metrics();
-    let actors = feed(&metrics);
-    let text = metrics.encode(&actors, Format::Prometheus);
+    let sight = feed(&metrics);
+    let text = metrics.encode(&sight, Format::Prometheus);
     let (_, samples) = parse(&text);
     let value = |name, labels: &[(&str, &str)]| value(&samples, name, labels);
     // Two ranks, five in the queue, three in the backlog.
@@ -204,7 +226,26 @@ fn reports_add_up() {
     assert_eq!(value("starling_http_open_requests", &[("endpoint", "chat")]), 1.0);
     assert_eq!(value("starling_http_errors_total", &[("error", "draining")]), 1.0);
     assert_eq!(value("starling_actor_mailbox_depth", &[("actor", "router")]), 6.0);
+    assert_eq!(value("starling_round_wait_seconds_bucket", &[("member", "node-1"), ("le", "0.0001")]), 0.0);
+    assert_eq!(value("starling_round_wait_seconds_bucket", &[("member", "node-1"), ("le", "0.00015")]), 1.0);
+    assert_eq!((value("starling_view_epoch", &[]), value("starling_standstill_seconds", &[])), (3.0, 1.5));
+    assert_eq!(value("starling_link_dropped_messages_total", &[("reason", "mailbox_full")]), 4.0);
+    assert_eq!(value("starling_link_open_asks", &[("asker", "node")]), 1.0);
     assert!(value("process_resident_memory_bytes", &[]) > 1e6);
+}
+
+#[test]
+fn totals_of_links_are_exported_as_they_are_however_often_somebody_scrapes() {
+    let metrics = metrics();
+    let peer = NodeName::new("node-1").unwrap();
+    // The third scrape looked before the second and came behind it.
+    for (frames, shown) in [(100, 100.0), (250, 250.0), (200, 250.0), (250, 250.0)] {
+        let sight = Sight { links: vec![link(peer.clone(), frames)], ..Sight::default() };
+        let (_, samples) = parse(&metrics.encode(&sight, Format::Prometheus));
+        let out = [("peer", "node-1"), ("direction", "out")];
+        assert_eq!(value(&samples, "starling_link_frames_total", &out), shown);
+        assert_eq!(value(&samples, "starling_link_bytes_total", &out), 100.0 * shown);
+    }
 }
 
 #[test]
@@ -215,6 +256,6 @@ fn a_restarted_rank_starts_over_and_its_counters_go_on() {
         let batch = batch::Stats { produced_tokens, ..batch::Stats::default() };
         metrics.rank(RankId(0), &batch, &kv);
     }
-    let (_, samples) = parse(&metrics.encode(&[], Format::Prometheus));
+    let (_, samples) = parse(&metrics.encode(&Sight::default(), Format::Prometheus));
     assert_eq!(value(&samples, "vllm:generation_tokens_total", &[]), 31.0);
 }

@@ -2,13 +2,14 @@
 
 use crate::api::{self, Check, Engine, Events};
 use crate::telemetry::admin::Page;
-use crate::telemetry::{DebugSource, Metrics};
+use crate::telemetry::{DebugSource, Metrics, Sight};
 use starling_actors::ActorStats;
 use starling_core::rejection::Rejection;
 use starling_serving::api::{StreamEvent, Submission};
 use starling_serving::{Serving, TokenStream};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 /// Takes the API's requests to the ingress.
 pub struct ServingEngine {
@@ -98,6 +99,12 @@ impl Debug {
 impl DebugSource for Debug {
     fn actors(&self) -> Vec<ActorStats> {
         self.serving.node().actors()
+    }
+
+    fn sight(&self) -> Sight {
+        let node = self.serving.node();
+        let standstill = self.serving.readiness().standstill.map_or(Duration::ZERO, |(age, _)| age);
+        Sight { actors: node.actors(), links: node.link_stats(), standstill }
     }
 
     fn cluster(&self) -> Page<'_> {

@@ -1,6 +1,6 @@
 //! The admin listener: metrics, probes, and what the actors and the router are doing.
 
-use super::feed::Metrics;
+use super::feed::{Metrics, Sight};
 use super::metrics::Format;
 use crate::api::Health;
 use axum::Router;
@@ -20,6 +20,9 @@ pub type Page<'a> = Pin<Box<dyn Future<Output = serde_json::Value> + Send + 'a>>
 /// Where debugging pages come from; asked by each request.
 pub trait DebugSource: Send + Sync + 'static {
     fn actors(&self) -> Vec<ActorStats>;
+
+    /// What the metrics show of this moment.
+    fn sight(&self) -> Sight;
 
     /// The last decisions of the router with their terms, as plain JSON.
     fn placement(&self) -> Page<'_>;
@@ -50,7 +53,7 @@ pub fn admin_router(metrics: Arc<Metrics>, debug: Arc<dyn DebugSource>, health: 
 
 async fn scrape(State(admin): State<Admin>, headers: HeaderMap) -> Response {
     let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
-    let text = admin.metrics.encode(&admin.debug.actors(), format);
+    let text = admin.metrics.encode(&admin.debug.sight(), format);
     ([(CONTENT_TYPE, format.content_type())], text).into_response()
 }
 

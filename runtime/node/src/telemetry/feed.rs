@@ -2,12 +2,13 @@
 
 use super::metrics::{Format, Identity, Registered, resident_bytes};
 use crate::api::metrics::{ApiMetrics, End, Endpoint, Usage};
-use starling_actors::{ActorKind, ActorStats};
-use starling_core::ids::RankId;
+use prometheus_client::metrics::counter::Counter;
+use starling_actors::{ActorKind, ActorStats, LinkStats};
+use starling_core::ids::{Epoch, RankId};
 use starling_core::rejection::Rejection;
 use starling_core::request::Finish;
 use starling_core::{batch, kv};
-use starling_serving::{IngressReport, Observer, RoundReport};
+use starling_serving::{IngressReport, Observer, RoundReport, RoundTiming};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,6 +19,15 @@ pub struct Metrics {
     registered: Registered,
     identity: Identity,
     state: Mutex<State>,
+}
+
+/// What is only looked at when somebody scrapes.
+#[derive(Debug, Default)]
+pub struct Sight {
+    pub actors: Vec<ActorStats>,
+    pub links: Vec<LinkStats>,
+    /// For how long no round completes; zero while rounds go on.
+    pub standstill: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -33,6 +43,11 @@ struct State {
 /// How far a counter went on; a smaller value means that its owner started over.
 fn grown(old: u64, new: u64) -> u64 {
     new.checked_sub(old).unwrap_or(new)
+}
+
+/// Brings a counter to a total that is counted elsewhere.
+fn raise(counter: &Counter, total: u64) {
+    counter.inc_by(total.saturating_sub(counter.get()));
 }
 
 fn signed(n: impl TryInto<i64>) -> i64 {
@@ -64,13 +79,15 @@ impl Metrics {
     }
 
     /// The text of a scrape.
-    pub fn encode(&self, actors: &[ActorStats], format: Format) -> String {
-        for actor in actors.iter().filter(|actor| actor.kind == ActorKind::Actor) {
+    pub fn encode(&self, sight: &Sight, format: Format) -> String {
+        for actor in sight.actors.iter().filter(|actor| actor.kind == ActorKind::Actor) {
             self.registered.mailbox_depth.with([&actor.name]).set(i64::from(actor.depth));
         }
         if let Some(bytes) = resident_bytes() {
             self.registered.rss.set(bytes);
         }
+        self.registered.standstill.set(sight.standstill.as_secs_f64());
+        self.set_links(&sight.links);
         self.set_gauges();
         self.registered.encode(format)
     }
@@ -83,6 +100,37 @@ impl Metrics {
     fn state(&self) -> MutexGuard<'_, State> {
         // Plain numbers: a panic elsewhere cannot have left them half-written.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_links(&self, links: &[LinkStats]) {
+        // Two scrapes at once would both count what came since the one before.
+        let _state = self.state();
+        let metrics = &self.registered;
+        for link in links {
+            let peer = link.peer.as_str();
+            metrics.link_up.with([peer]).set(i64::from(link.is_up));
+            metrics.link_held.with([peer]).set(signed(link.held_bytes));
+            metrics.link_asks.with([peer, "node"]).set(signed(link.open_asks));
+            metrics.link_asks.with([peer, "peer"]).set(signed(link.open_asks_of_peer));
+            raise(&metrics.links.with([peer]), link.links);
+            let passed = [("in", link.frames_in, link.bytes_in), ("out", link.frames_out, link.bytes_out)];
+            for (direction, frames, bytes) in passed {
+                raise(&metrics.link_frames.with([peer, direction]), frames);
+                raise(&metrics.link_bytes.with([peer, direction]), bytes);
+            }
+            let dropped = &link.dropped;
+            for (reason, count) in [
+                ("not_exposed", dropped.not_exposed),
+                ("unknown_type", dropped.unknown_type),
+                ("not_running", dropped.not_running),
+                ("mailbox_full", dropped.mailbox_full),
+                ("undecodable", dropped.undecodable),
+                ("deadline_exceeded", dropped.deadline_exceeded),
+                ("unwanted_answers", dropped.unwanted_answers),
+            ] {
+                raise(&metrics.link_dropped.with([peer, reason]), count);
+            }
+        }
     }
 
     fn set_gauges(&self) {
@@ -117,7 +165,7 @@ impl Observer for Metrics {
     fn round(&self, round: &RoundReport) {
         let metrics = &self.registered;
         metrics.rounds.inc();
-        metrics.round_seconds.observe(round.apply.as_secs_f64());
+        metrics.round_apply_seconds.observe(round.apply.as_secs_f64());
         metrics.queue_requests.set(signed(round.waiting));
         self.state().queue = round.waiting;
         let faults = &round.faults;
@@ -132,6 +180,17 @@ impl Observer for Metrics {
                 metrics.replica_faults.with([kind]).set(signed(count));
             }
         }
+    }
+
+    fn round_timed(&self, timing: &RoundTiming<'_>) {
+        self.registered.round_seconds.observe(timing.took.as_secs_f64());
+        for (member, wait) in &timing.waits {
+            self.registered.round_wait_seconds.with([member.as_str()]).observe(wait.as_secs_f64());
+        }
+    }
+
+    fn view(&self, epoch: Epoch) {
+        self.registered.view_epoch.set(signed(epoch.0));
     }
 
     fn placed(&self, why: &'static str, waited: Duration) {

@@ -35,6 +35,12 @@ const WORK: &[f64] = &[
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
+/// A round, in seconds: from 50 us, a round trip on one machine, to what a member that was away costs.
+const ROUND: &[f64] = &[
+    5e-5, 7.5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7.5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7.5e-3, 0.01, 0.02,
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
 fn ttft() -> Histogram {
     Histogram::new(TTFT.iter().copied())
 }
@@ -53,6 +59,10 @@ fn tokens() -> Histogram {
 
 fn work() -> Histogram {
     Histogram::new(WORK.iter().copied())
+}
+
+fn round() -> Histogram {
+    Histogram::new(ROUND.iter().copied())
 }
 
 /// One metric, for the documentation.
@@ -184,8 +194,16 @@ metrics! {
     // Rounds, queue, placement.
     rounds: Counter = |r| r.counter("starling_rounds", [],
         "Rounds applied.").with([]);
-    round_seconds: Histogram = |r| r.histogram("starling_round_seconds", [], work,
+    round_seconds: Histogram = |r| r.histogram("starling_round_seconds", [], round,
+        "A round at this node, from its own contribution to the decisions.").with([]);
+    round_apply_seconds: Histogram = |r| r.histogram("starling_round_apply_seconds", [], work,
         "From a completed round to its decisions.").with([]);
+    round_wait_seconds: Labelled<Histogram, 1> = |r| r.histogram("starling_round_wait_seconds", ["member"], round,
+        "How long after this node's own contribution to a round a member's came; 0 where it was there first.");
+    view_epoch: Gauge = |r| r.gauge("starling_view_epoch", [],
+        "The view of the cluster that this node was in last, counted from 1; 0 before the first.").with([]);
+    standstill: FloatGauge = |r| r.float("starling_standstill_seconds", [],
+        "For how long no round completes while one should; 0 while rounds go on.").with([]);
     queue_requests: Gauge = |r| r.gauge("starling_queue_requests", [],
         "Announced requests that wait to be placed.").with([]);
     backlog_requests: Gauge = |r| r.gauge("starling_backlog_requests", [],
@@ -206,6 +224,22 @@ metrics! {
         "Prompts and frames of attempts that were not current, dropped.").with([]);
     replica_faults: Labelled<Gauge, 1> = |r| r.gauge("starling_replica_faults", ["kind"],
         "Faults the replica counted since it started.");
+
+    // Links to other nodes.
+    link_up: Labelled<Gauge, 1> = |r| r.gauge("starling_link_up", ["peer"],
+        "1 while messages can be sent to a peer.");
+    links: Labelled<Counter, 1> = |r| r.counter("starling_links", ["peer"],
+        "Times that a link to a peer came up.");
+    link_frames: Labelled<Counter, 2> = |r| r.counter("starling_link_frames", ["peer", "direction"],
+        "Frames over the link, by direction: in or out.");
+    link_bytes: Labelled<Counter, 2> = |r| r.counter("starling_link_bytes", ["peer", "direction"],
+        "Bytes of these frames.");
+    link_dropped: Labelled<Counter, 2> = |r| r.counter("starling_link_dropped_messages", ["peer", "reason"],
+        "Messages of a peer that reached no mailbox, and answers that nobody waited for, by reason.");
+    link_held: Labelled<Gauge, 1> = |r| r.gauge("starling_link_held_bytes", ["peer"],
+        "Credit of a peer's messages that wait in mailboxes here.");
+    link_asks: Labelled<Gauge, 2> = |r| r.gauge("starling_link_open_asks", ["peer", "asker"],
+        "Questions and streams under way, by who asked: node (this one) or peer.");
 
     // Actors.
     mailbox_depth: Labelled<Gauge, 1> = |r| r.gauge("starling_actor_mailbox_depth", ["actor"],

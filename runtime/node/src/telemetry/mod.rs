@@ -8,7 +8,7 @@ pub mod names;
 mod spans;
 
 pub use admin::{DebugSource, admin_router};
-pub use feed::Metrics;
+pub use feed::{Metrics, Sight};
 pub use metrics::Identity;
 pub use spans::{Spans, SpansError};
 
