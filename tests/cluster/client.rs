@@ -1,6 +1,7 @@
 //! A node's listeners as clients and operators see them.
 
 use super::process::LIMIT;
+use super::rig::MODEL;
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -29,12 +30,14 @@ pub struct Chat<'a> {
     pub max_tokens: u32,
     /// The rank that it must run on.
     pub rank: Option<u32>,
+    /// The trace that it belongs to.
+    pub traceparent: Option<&'a str>,
 }
 
 impl<'a> Chat<'a> {
     pub fn new(conversation: &'a str, text: &str) -> Self {
         let messages = vec![json!({ "role": "user", "content": text })];
-        Self { messages, conversation, max_tokens: 8, rank: None }
+        Self { messages, conversation, max_tokens: 8, rank: None, traceparent: None }
     }
 
     /// The next turn: the answer, and something more.
@@ -54,10 +57,14 @@ impl Client {
     }
 
     fn request(&self, chat: &Chat<'_>, stream: bool) -> reqwest::RequestBuilder {
-        let body = json!({ "model": "tiny", "messages": chat.messages, "max_tokens": chat.max_tokens, "temperature": 0,
+        let body = json!({ "model": MODEL, "messages": chat.messages, "max_tokens": chat.max_tokens, "temperature": 0,
             "stream": stream });
         let request = self.http.post(format!("{}/v1/chat/completions", self.api)).json(&body);
         let request = request.header("x-starling-conversation", chat.conversation);
+        let request = match chat.traceparent {
+            None => request,
+            Some(parent) => request.header("traceparent", parent),
+        };
         match chat.rank {
             None => request,
             Some(rank) => request.header("x-starling-rank", rank).header("x-starling-rank-strict", "true"),

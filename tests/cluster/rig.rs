@@ -11,12 +11,20 @@ use tempfile::TempDir;
 /// How many prompts and answers a test has room for.
 const CONTEXT_TOKENS: u32 = 4096;
 const CLUSTER: &str = "flock";
+/// What clients call the model, whichever it is.
+pub const MODEL: &str = "tiny";
 
 /// Writes the model that all these tests serve, and returns its path.
 pub fn model(folder: &Path) -> PathBuf {
     let path = folder.join("tiny.gguf");
     TinyModel { context: CONTEXT_TOKENS, ..TinyModel::default() }.write(&path).unwrap();
     path
+}
+
+/// What a node computes with.
+struct Engine<'a> {
+    kind: &'a str,
+    model: &'a Path,
 }
 
 pub struct Cluster {
@@ -45,37 +53,32 @@ impl Cluster {
     /// Likewise with lines of its own for each node, and waits for their listeners only.
     pub async fn launch(mores: &[&str], ranks: u32) -> Self {
         let folder = TempDir::new().unwrap();
-        let path = |name: &str| folder.path().join(name).display().to_string();
-        succeed(["cert", "authority", "--cluster", CLUSTER, "--out", &path("")]).await;
-        // All are held until the last is found, so that no two are the same.
-        let held: Vec<UdpSocket> = mores.iter().map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
-        let meshes: Vec<String> = held.iter().map(|socket| socket.local_addr().unwrap().to_string()).collect();
-        let members = meshes.iter().enumerate().map(|(at, mesh)| format!("'node-{at}={mesh}/{ranks}'"));
-        let members = members.collect::<Vec<_>>().join(", ");
-        let mut texts = Vec::new();
-        for (at, (mesh, more)) in meshes.iter().zip(mores).enumerate() {
-            let name = format!("node-{at}");
-            succeed(["cert", "node", "--name", &name, "--authority", &path(""), "--out", &path("")]).await;
-            let files = [path("authority.pem"), path(&format!("{name}.pem")), path(&format!("{name}-key.pem"))];
-            let [authority, certificate, key] = files;
-            texts.push(format!(
-                "{more}cluster.name = '{CLUSTER}'\ncluster.members = [{members}]\nmesh.listen = '{mesh}'\n\
-                 mesh.authority = '{authority}'\nmesh.certificate = '{certificate}'\nmesh.key = '{key}'\n"
-            ));
-        }
-        drop(held);
-        Self::of(folder, texts).await
+        let texts = members(folder.path(), mores, ranks).await;
+        Self::timed(folder, texts).await
     }
 
-    /// Starts `count` nodes that know nothing of each other.
-    pub async fn apart(count: usize, more: &str) -> Self {
-        let mut cluster = Self::of(TempDir::new().unwrap(), vec![more.to_owned(); count]).await;
+    /// Starts members with one rank each, which really compute the model in this file.
+    pub async fn computing(count: usize, model: &Path, more: &str) -> Self {
+        let folder = TempDir::new().unwrap();
+        let texts = members(folder.path(), &vec![more; count], 1).await;
+        let mut cluster = Self::of(folder, texts, &Engine { kind: "cpu", model }).await;
         cluster.ready().await;
         cluster
     }
 
-    async fn of(folder: TempDir, texts: Vec<String>) -> Self {
+    /// Starts `count` nodes that know nothing of each other.
+    pub async fn apart(count: usize, more: &str) -> Self {
+        let mut cluster = Self::timed(TempDir::new().unwrap(), vec![more.to_owned(); count]).await;
+        cluster.ready().await;
+        cluster
+    }
+
+    async fn timed(folder: TempDir, texts: Vec<String>) -> Self {
         let model = model(folder.path());
+        Self::of(folder, texts, &Engine { kind: "timed", model: &model }).await
+    }
+
+    async fn of(folder: TempDir, texts: Vec<String>, engine: &Engine<'_>) -> Self {
         let mut nodes = Vec::new();
         for (at, text) in texts.into_iter().enumerate() {
             let name = format!("node-{at}");
@@ -83,8 +86,9 @@ impl Cluster {
                 format!("node.name = '{name}'\napi.listen = '127.0.0.1:0'\nadmin.listen = '127.0.0.1:0'\n");
             let _ = write!(
                 config,
-                "model.path = '{}'\nengine.kind = 'timed'\nengine.kv-memory = '64MiB'\n",
-                model.display()
+                "model.id = '{MODEL}'\nmodel.path = '{}'\nengine.kind = '{}'\nengine.kv-memory = '64MiB'\n",
+                engine.model.display(),
+                engine.kind,
             );
             let path = folder.path().join(format!("{name}.toml"));
             std::fs::write(&path, config + &text).unwrap();
@@ -117,6 +121,30 @@ impl Cluster {
     pub fn client(&self, at: usize) -> &Client {
         self.nodes[at % self.nodes.len()].client()
     }
+}
+
+/// What the members of one cluster have in their configurations beside `mores`; writes their certificates into the folder.
+async fn members(folder: &Path, mores: &[&str], ranks: u32) -> Vec<String> {
+    let path = |name: &str| folder.join(name).display().to_string();
+    succeed(["cert", "authority", "--cluster", CLUSTER, "--out", &path("")]).await;
+    // All are held until the last is found, so that no two are the same.
+    let held: Vec<UdpSocket> = mores.iter().map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+    let meshes: Vec<String> = held.iter().map(|socket| socket.local_addr().unwrap().to_string()).collect();
+    let members = meshes.iter().enumerate().map(|(at, mesh)| format!("'node-{at}={mesh}/{ranks}'"));
+    let members = members.collect::<Vec<_>>().join(", ");
+    let mut texts = Vec::new();
+    for (at, (mesh, more)) in meshes.iter().zip(mores).enumerate() {
+        let name = format!("node-{at}");
+        succeed(["cert", "node", "--name", &name, "--authority", &path(""), "--out", &path("")]).await;
+        let files = [path("authority.pem"), path(&format!("{name}.pem")), path(&format!("{name}-key.pem"))];
+        let [authority, certificate, key] = files;
+        texts.push(format!(
+            "{more}cluster.name = '{CLUSTER}'\ncluster.members = [{members}]\nmesh.listen = '{mesh}'\n\
+                 mesh.authority = '{authority}'\nmesh.certificate = '{certificate}'\nmesh.key = '{key}'\n"
+        ));
+    }
+    drop(held);
+    texts
 }
 
 impl Node {

@@ -6,7 +6,7 @@
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
-use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use tonic::transport::Server;
@@ -41,6 +41,18 @@ impl Collector {
         let requests = self.0.lock().unwrap();
         let scopes = requests.iter().flat_map(|r| &r.resource_spans).flat_map(|r| &r.scope_spans);
         scopes.flat_map(|scope| scope.spans.clone()).collect()
+    }
+
+    /// Each span, with the name of the node that it came from.
+    pub fn spans_by_node(&self) -> Vec<(String, Span)> {
+        let requests = self.0.lock().unwrap();
+        let of_node = |resource: &ResourceSpans| {
+            let attributes = &resource.resource.as_ref().expect("spans have a resource").attributes;
+            let node = text(attributes, "service.instance.id").expect("a node names itself");
+            let spans = resource.scope_spans.iter().flat_map(|scope| scope.spans.clone());
+            spans.map(|span| (node.clone(), span)).collect::<Vec<_>>()
+        };
+        requests.iter().flat_map(|request| &request.resource_spans).flat_map(of_node).collect()
     }
 
     pub fn resource(&self) -> Vec<KeyValue> {
