@@ -166,7 +166,7 @@ impl Node {
         self.client.as_ref().unwrap_or_else(|| panic!("{} does not listen", self.name))
     }
 
-    fn process(&self) -> &Process {
+    pub fn process(&self) -> &Process {
         self.process.as_ref().unwrap_or_else(|| panic!("{} is dead", self.name))
     }
 
