@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use starling_actors::{Actor, ActorError, Address, Context, SpanRecord, TraceContext};
 use starling_core::batch::{Batch, ConfigError, Effect, Frame, Input};
 use starling_core::fence::Expected;
-use starling_core::ids::{AttemptKey, Incarnation, RankId, RequestNumber};
+use starling_core::ids::{AttemptKey, Incarnation, RankId, RequestNumber, Round};
 use starling_core::ingress::Prompt;
 use starling_core::kv;
 use starling_core::rejection::Rejection;
 use starling_core::replica::Decision;
+use starling_core::round::{Begun, Lockstep, Turn};
 use starling_core::step::{Sampled, Step};
 use starling_core::view::Seat;
 use starling_gpu::{Backend, StepError};
@@ -39,6 +40,9 @@ pub enum Message {
     Kv { effects: Vec<kv::Effect>, stats: kv::Stats },
     #[serde(skip)]
     StepDone { thread: u64, outcome: Outcome },
+    /// In lockstep: a round was applied, or a view installed; what it decided for this rank was said before.
+    #[serde(skip)]
+    Step(Turn),
     /// A new view: its ingresses by seat, and the attempts that the replica counts as open here. What runs and is not among
     /// them ends; its blocks stay as reusable prefixes.
     #[serde(skip)]
@@ -71,6 +75,9 @@ pub struct RankReport {
     pub queued_prefill_tokens: u64,
     pub steps: u64,
     pub kv: kv::Stats,
+    /// In lockstep: the round that the rank stands before, and whether it has a step for it.
+    pub boundary: Round,
+    pub ready: bool,
 }
 
 /// A request on this rank, as its trace sees it.
@@ -87,6 +94,7 @@ pub struct GpuWorker {
     rank: RankId,
     settings: Arc<Settings>,
     batch: Batch,
+    lockstep: Lockstep,
     expected: Expected<(Box<Prompt>, TraceContext)>,
     /// Where the ingresses of the view sit.
     ingresses: Arc<[Incarnation]>,
@@ -110,6 +118,7 @@ impl GpuWorker {
         Ok(Self {
             rank,
             batch: Batch::new(around.settings.batch)?,
+            lockstep: Lockstep::new(around.settings.replica.cap),
             settings: Arc::clone(&around.settings),
             expected: Expected::default(),
             ingresses: Arc::default(),
@@ -316,6 +325,7 @@ impl GpuWorker {
         match outcome {
             Outcome::Ran { sampled, tokens, took } => {
                 self.observer.step(self.rank, tokens, took);
+                self.lockstep.ended();
                 self.drive(context, Input::StepDone { sampled });
                 Ok(())
             }
@@ -336,12 +346,28 @@ impl GpuWorker {
 
     /// Sends the next step to the thread, unless one runs.
     fn next_step(&mut self) -> Result<(), ActorError> {
-        let Some(step) = self.batch.plan() else {
+        let Some(step) = self.planned() else {
             return Ok(());
         };
         let thread = self.thread.as_ref().ok_or("no step thread")?;
         thread.steps.send(step).map_err(|_| "the step thread is gone")?;
         Ok(())
+    }
+
+    /// What may run now. In lockstep that is one step a turn. A padded rank computes nothing: these backends have no
+    /// collectives that would wait for it, so that its place in the round is kept and counted is all there is to it.
+    fn planned(&mut self) -> Option<Step> {
+        if !self.settings.rounds.lockstep {
+            return self.batch.plan();
+        }
+        match self.lockstep.begin(|| self.batch.plan()) {
+            Begun::Step(step) => Some(step),
+            Begun::Nothing => None,
+            Begun::Dummy => {
+                self.observer.padded(self.rank);
+                None
+            }
+        }
     }
 
     fn report(&self, context: &Context<'_, Message>) {
@@ -352,6 +378,8 @@ impl GpuWorker {
             queued_prefill_tokens: load.queued_prefill_tokens,
             steps: stats.steps,
             kv: self.kv_stats,
+            boundary: self.lockstep.boundary(),
+            ready: self.settings.rounds.lockstep && self.batch.has_step(),
         };
         let _ = self.addresses.router.tell(context.trace(), router::Message::Report { rank: self.rank, report });
     }
@@ -387,6 +415,7 @@ impl Actor for GpuWorker {
                     self.step_done(context, outcome)?;
                 }
             }
+            Message::Step(turn) => self.lockstep.turn(turn),
             Message::Reconcile { ingresses, open, report_lost } => {
                 self.ingresses = ingresses;
                 self.reconcile(context, &open, report_lost);
@@ -410,6 +439,7 @@ impl Actor for GpuWorker {
             Message::Stop(_) => "stop",
             Message::Kv { .. } => "kv",
             Message::StepDone { .. } => "step_done",
+            Message::Step(_) => "step",
             Message::Reconcile { .. } => "reconcile",
             Message::Tick => "tick",
         }

@@ -35,6 +35,12 @@ pub trait Observer: Send + Sync + 'static {
     fn fenced(&self, _rank: RankId) {}
 
     fn lost(&self, _rank: RankId, _attempts: usize) {}
+
+    /// In lockstep: the rank had nothing to run in a round in which others had, and took part as a padded one.
+    fn padded(&self, _rank: RankId) {}
+
+    /// In lockstep: a round went on without the rank's step.
+    fn late(&self, _rank: RankId) {}
 }
 
 /// Reports nothing.

@@ -7,7 +7,7 @@ use crate::{Addresses, Settings, Surroundings, gpu_worker, kv_manager};
 use starling_actors::{Actor, ActorError, Context, Reply};
 use starling_core::ids::{AttemptKey, Epoch, Incarnation, RankId, RequestKey, RequestNumber, Round};
 use starling_core::replica::{Decision, Replica, Snapshot};
-use starling_core::round::{Chain, Entry, Merged, RankSnapshot, View};
+use starling_core::round::{Chain, Entry, Merged, RankSnapshot, Turn, View};
 use starling_core::view::{Change, Seat};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -137,6 +137,14 @@ impl Router {
         self.replica = Some(replica);
         self.account(&decisions);
         self.hand_out(context, Decided { round, decisions, started, ended: SystemTime::now() });
+        if self.settings.rounds.lockstep {
+            // The step that this begins is waited for like one that a round begins.
+            for rank in self.settings.own_ranks().map(RankId) {
+                self.stands(rank, round);
+                self.tell_queue(context, rank, None);
+            }
+            self.take_turns(context);
+        }
         self.health.beat();
         self.addresses.queue.tell(context.trace(), crate::queue::Message::Applied(ready))?;
         Ok(())
@@ -172,6 +180,8 @@ impl Router {
 
     fn rank_started(&mut self, context: &Context<'_, Message>, rank: RankId) {
         let attempts = self.replica.as_ref().map(|r| r.placed_on_rank(rank)).unwrap_or_default();
+        // It runs no step before it was told of a round.
+        self.stands(rank, Round(0));
         self.lost(context, rank, attempts);
         if let Some(index) = rank.0.checked_sub(self.settings.own_ranks().start) {
             self.tell_view(context, index as usize, (Vec::new(), false));
@@ -197,6 +207,10 @@ impl Router {
         if !decisions.is_empty() {
             self.account(&decisions);
             self.hand_out(context, Decided { round: merged.round, decisions, started, ended });
+        }
+        if self.settings.rounds.lockstep {
+            self.count_late(merged);
+            self.take_turns(context);
         }
         for rank in self.settings.own_ranks() {
             self.tell_queue(context, RankId(rank), None);
@@ -276,6 +290,39 @@ impl Router {
         let _ = self.addresses.ingress.tell(context.trace(), decided);
     }
 
+    /// In lockstep: each local rank runs one step, or passes.
+    fn take_turns(&self, context: &Context<'_, Message>) {
+        let Some(replica) = &self.replica else { return };
+        for (id, rank) in self.settings.own_ranks().map(RankId).zip(&self.addresses.ranks) {
+            let turn = Turn { round: replica.round(), occupancy: replica.occupancy(id) };
+            // A rank that is down is late until it is back.
+            let _ = rank.worker.tell(context.trace(), gpu_worker::Message::Step(turn));
+        }
+    }
+
+    fn count_late(&self, merged: &Merged) {
+        let own = self.settings.own_ranks();
+        let snapshots = merged.contributions.iter().flat_map(|c| &c.ranks);
+        snapshots.filter(|s| s.late && own.contains(&s.rank.0)).for_each(|s| self.observer.late(s.rank));
+    }
+
+    /// In lockstep: what is known of a rank that has not spoken since.
+    fn stands(&mut self, rank: RankId, boundary: Round) {
+        if let Some(ledger) = self.ledger(rank) {
+            (ledger.report.boundary, ledger.report.ready) = (boundary, false);
+        }
+    }
+
+    fn reported(&mut self, context: &Context<'_, Message>, rank: RankId, report: RankReport) {
+        let lockstep = self.settings.rounds.lockstep;
+        let Some(ledger) = self.ledger(rank) else { return };
+        let old = std::mem::replace(&mut ledger.report, report);
+        // Rounds wait for this; all else is told after each of them.
+        if lockstep && (old.boundary, old.ready) != (report.boundary, report.ready) {
+            self.tell_queue(context, rank, None);
+        }
+    }
+
     fn tell_queue(&mut self, context: &Context<'_, Message>, rank: RankId, entry: Option<Entry>) {
         let Some(counted) = self.replica.as_ref().map(Replica::round) else { return };
         let Some(ledger) = self.ledger(rank) else { return };
@@ -289,6 +336,10 @@ impl Router {
             kv_blocks_reusable: ledger.report.kv.blocks_reusable,
             kv_blocks_free: ledger.report.kv.blocks_free,
             steps: ledger.report.steps,
+            boundary: ledger.report.boundary,
+            ready: ledger.report.ready,
+            // The queue knows whether it waited.
+            late: false,
         };
         let message = crate::queue::Message::FromRank { entry, snapshot };
         let _ = self.addresses.queue.tell(context.trace(), message);
@@ -344,11 +395,7 @@ impl Actor for Router {
             }
             Message::Lost { rank, attempts } => self.lost(context, rank, attempts),
             Message::RankStarted(rank) => self.rank_started(context, rank),
-            Message::Report { rank, report } => {
-                if let Some(ledger) = self.ledger(rank) {
-                    ledger.report = report;
-                }
-            }
+            Message::Report { rank, report } => self.reported(context, rank, report),
             Message::Debug(reply) => reply.send(self.debug()),
         }
         Ok(())

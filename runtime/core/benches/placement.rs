@@ -305,7 +305,13 @@ fn arrivals(seqs: std::ops::Range<u64>) -> Vec<Entry> {
 fn replica(criterion: &mut Criterion) {
     let member = Member { incarnation: Incarnation(7), ranks: (0..64).map(RankId).collect() };
     let view = View { epoch: Epoch(1), members: vec![member], first_round: Round(1) };
-    let config = replica::Config { cap: 32, attempts_max: 3, probe_requests_max: 256, placement: Config::default() };
+    let config = replica::Config {
+        cap: 32,
+        attempts_max: 3,
+        probe_requests_max: 256,
+        lockstep: false,
+        placement: Config::default(),
+    };
     let mut known = Replica::new(view, config);
     let mut decisions = Vec::new();
     known.apply(&round(1, arrivals(0..4096)), &mut decisions);

@@ -14,6 +14,7 @@
 
 mod config;
 mod install;
+mod ranks;
 mod requests;
 
 pub use config::Config;
@@ -23,7 +24,8 @@ use crate::digest;
 use crate::ids::{Attempt, AttemptKey, Incarnation, RankId, RequestKey, RequestNumber, Round};
 use crate::placement::{CountChildren, Placement, RankLoad, Router, Routing, Why};
 use crate::rejection::Rejection;
-use crate::round::{Applied, Arrival, Contribution, Entry, Merged, RankSnapshot, View};
+use crate::round::{Applied, Arrival, Contribution, Entry, Merged, View};
+use ranks::Rank;
 use requests::{Request, Requests, State};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,24 +58,6 @@ pub struct Faults {
     pub digest_mismatches: u64,
     /// Requests that placement put nowhere; they went back to the queue.
     pub placements_dropped: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Rank {
-    id: RankId,
-    member: Incarnation,
-    /// Weight of the requests placed here and not finished.
-    open: u32,
-    open_tokens: u64,
-    snapshot: RankSnapshot,
-    draining: bool,
-}
-
-impl Rank {
-    fn new(id: RankId, member: Incarnation) -> Self {
-        let snapshot = RankSnapshot { rank: id, ..RankSnapshot::default() };
-        Self { id, member, open: 0, open_tokens: 0, snapshot, draining: false }
-    }
 }
 
 /// The replicated state of a view, as it travels to a node that takes it over.
@@ -124,7 +108,7 @@ impl Replica {
         let ranks: Vec<Rank> = view.ranks().map(|(id, member)| Rank::new(id, member)).collect();
         Self {
             queue: Queue::new(config.placement.queue),
-            router: Router::new(&config.placement, config.placement.bound(false), ranks.len() as u32),
+            router: Router::new(&config.placement, config.placement.bound(config.lockstep), ranks.len() as u32),
             round: Round(view.first_round.0.saturating_sub(1)),
             ranks,
             requests: Requests::default(),
@@ -175,13 +159,15 @@ impl Replica {
             digest: self.digest,
             waiting: !self.queue.is_empty(),
             probing: !self.named.is_empty(),
+            stepping: self.is_stepping(),
         }
     }
 
     /// What the replica says when it stands before the first round of a view.
     pub fn ready(&self) -> Applied {
         let waiting = !self.queue.is_empty();
-        Applied { round: self.round, digest: self.state_digest().max(1), waiting, probing: false }
+        let digest = self.state_digest().max(1);
+        Applied { round: self.round, digest, waiting, probing: false, stepping: false }
     }
 
     fn entries(&mut self, contribution: &Contribution, wanted: impl Fn(&Entry) -> bool, out: &mut Vec<Decision>) {
@@ -376,25 +362,6 @@ impl Replica {
         }
     }
 
-    /// A rank that has counted all placements must count what the replica counts, once its own entries are applied.
-    fn compare_counts(&mut self, contribution: &Contribution, round: Round) {
-        let current = contribution.ranks.iter().filter(|s| s.counted.0 + 1 == round.0);
-        let differ =
-            current.filter(|s| self.ranks.iter().any(|r| r.id == s.rank && r.open != s.active_requests)).count();
-        self.faults.counts_differ += differ as u64;
-    }
-
-    fn snapshots(&mut self, contribution: &Contribution) {
-        for rank in self.ranks.iter_mut().filter(|r| r.member == contribution.member) {
-            rank.draining = contribution.draining;
-        }
-        for snapshot in &contribution.ranks {
-            if let Some(index) = self.index_of(snapshot.rank) {
-                self.ranks[index].snapshot = *snapshot;
-            }
-        }
-    }
-
     /// What the ranks found for the requests that the last round named, by dense rank.
     fn matches(&self, merged: &Merged) -> BTreeMap<RequestNumber, Vec<u32>> {
         let mut rows: BTreeMap<RequestNumber, Vec<u32>> = BTreeMap::new();
@@ -425,12 +392,7 @@ impl Replica {
         let cap = self.config.cap;
         self.counts.clear();
         self.counts.extend(self.ranks.iter().map(|r| r.open.max(r.snapshot.active_requests)));
-        // Where all drain, what waits is served here or nowhere.
-        let draining = self.ranks.iter().filter(|r| r.draining).count();
-        let held: Vec<u32> = match draining > 0 && draining < self.ranks.len() {
-            true => self.ranks.iter().map(|r| if r.draining { cap } else { 0 }).collect(),
-            false => Vec::new(),
-        };
+        let held = self.held();
         let pass = Pass {
             budget: admission::budget(&self.counts, &held, cap),
             cap,
@@ -519,6 +481,7 @@ impl Replica {
             let s = &rank.snapshot;
             words.extend([u64::from(rank.id.0), u64::from(rank.open), rank.open_tokens, u64::from(rank.draining)]);
             words.extend([s.counted.0, u64::from(s.active_requests), s.active_tokens, s.steps]);
+            words.extend([s.boundary.0, u64::from(s.ready) | u64::from(s.late) << 1]);
         }
         words.extend(self.named.iter().map(|number| number.0));
         for (member, seq) in &self.applied_seq {

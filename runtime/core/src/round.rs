@@ -10,12 +10,16 @@
 //! - R3: a contribution is built once; two different ones for one (epoch, round, member) are equivocation.
 //! - R4: entries of one contribution have growing `seq`, and are at most `contribution_entries_max`.
 //! - R5: a frozen machine completes no round but by `fill`, until a view is installed.
+//! - R6: in lockstep a contribution says of each own rank whether it went out before the rank's step was over, and outside
+//!   lockstep of none.
 
 mod contribution;
+mod lockstep;
 
 pub use contribution::{
     Arrival, CHAIN_HASHES_MAX, Chain, Contribution, Entry, Explicit, Merged, PrefixMatch, RankSnapshot, Sequenced,
 };
+pub use lockstep::{Begun, Lockstep, Turn};
 
 use crate::ids::{ClusterId, Epoch, Incarnation, RankId, Round};
 use serde::{Deserialize, Serialize};
@@ -30,10 +34,14 @@ pub struct Config {
     pub contribution_entries_max: usize,
     /// How long a contribution waits for the local ranks' prefix matches.
     pub probe_us_max: u64,
+    /// A round is one step of all ranks: a contribution waits for the local ranks' steps.
+    pub lockstep: bool,
+    /// How long it waits for them, from when the last round was applied.
+    pub step_wait_us: u64,
 }
 
 impl Default for Config {
-    /// The bounds of the protocol: 2 ms, 20 ms, 200 ms, 256 entries, 2 ms.
+    /// The bounds of the protocol: 2 ms, 20 ms, 200 ms, 256 entries, 2 ms; not in lockstep, 50 ms.
     fn default() -> Self {
         Self {
             round_interval_us_min: 2_000,
@@ -41,6 +49,8 @@ impl Default for Config {
             heartbeat_us: 200_000,
             contribution_entries_max: 256,
             probe_us_max: 2_000,
+            lockstep: false,
+            step_wait_us: 50_000,
         }
     }
 }
@@ -110,6 +120,8 @@ pub struct Applied {
     pub waiting: bool,
     /// The round named requests to probe: the next one brings the matches.
     pub probing: bool,
+    /// In lockstep: some rank of the view said that it has a step to run in this round.
+    pub stepping: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -155,6 +167,8 @@ pub struct Machine {
     completed: Round,
     /// What the replica said of `completed`; `None` while it still applies it.
     applied: Option<Applied>,
+    /// When it said so.
+    applied_at_us: u64,
     /// `held[i][m]`: contribution of member m for round `completed + 1 + i`.
     held: VecDeque<Vec<Option<Contribution>>>,
     outbox: VecDeque<Sequenced>,
@@ -194,6 +208,7 @@ impl Machine {
             me,
             completed: view.cut(),
             applied: None,
+            applied_at_us: 0,
             frozen: false,
             last: None,
             held: (0..ROUNDS_HELD).map(|_| vec![None; members]).collect(),
@@ -240,6 +255,7 @@ impl Machine {
             }
             Input::Applied(applied) if applied.round == self.completed && self.applied.is_none() => {
                 self.applied = Some(applied);
+                self.applied_at_us = now_us;
                 let mine = self.view.members.iter().find(|m| m.incarnation == self.me);
                 // A rank may have answered before the replica was through.
                 let open = mine.map_or(0, |m| m.ranks.len()).saturating_sub(self.ranks_matched);
@@ -312,7 +328,8 @@ impl Machine {
         if self.applied.is_none() || self.mine_is_out() || self.frozen {
             return None;
         }
-        let due = self.contributed_at_us.map_or(0, |at| at + self.interval_us());
+        let paced = self.contributed_at_us.map_or(0, |at| at + self.interval_us());
+        let due = if self.config.lockstep { self.due_in_lockstep_us(paced) } else { paced };
         Some(self.probe.map_or(due, |probe| due.max(probe.until_us)))
     }
 
@@ -431,7 +448,7 @@ impl Machine {
             member: self.me,
             clock_us: now_us.saturating_add_signed(self.clock_offset_us),
             entries: self.outbox.iter().take(self.config.contribution_entries_max).cloned().collect(),
-            ranks: self.ranks.clone(),
+            ranks: self.ranks.iter().map(|snapshot| self.marked(*snapshot)).collect(),
             prefix_matches: std::mem::take(&mut self.matches),
             digest: self.applied.map_or(0, |a| a.digest),
             draining: self.draining,
@@ -509,7 +526,7 @@ impl Machine {
         {
             return Err("R1: an entry left the outbox before its round completed".into());
         }
-        Ok(())
+        self.check_marks()
     }
 }
 

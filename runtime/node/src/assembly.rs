@@ -201,12 +201,14 @@ fn settings(config: &Config, loaded: &Loaded) -> Result<Settings, MembersError> 
             cap: config.engine.sequences_max,
             attempts_max: config.limits.attempts_max,
             probe_requests_max: PROBE_REQUESTS_MAX,
+            lockstep: config.cluster.lockstep,
             placement: (*config.placement).clone(),
         },
         rounds: round::Config {
             round_interval_us_min: config.rounds.round_interval_ms_min * 1000,
             busy_interval_us: config.rounds.busy_interval_ms * 1000,
             heartbeat_us: config.rounds.heartbeat_ms * 1000,
+            lockstep: config.cluster.lockstep,
             ..round::Config::default()
         },
         ingress: ingress::Config {

@@ -543,7 +543,8 @@ fn control(scenario: &Scenario, incarnation: u64) -> (round::Machine, Replica) {
         first_round: Round(1),
     };
     let placement = placement::Config { policy: scenario.policy, ..placement::Config::default() };
-    let config = replica::Config { cap: scenario.cap, attempts_max: 100, probe_requests_max: 16, placement };
+    let config =
+        replica::Config { cap: scenario.cap, attempts_max: 100, probe_requests_max: 16, lockstep: false, placement };
     let queue = round::Machine::new(ClusterId(incarnation), me, view.clone(), round::Config::default());
     (queue.expect("the view was made of this incarnation"), Replica::new(view, config))
 }

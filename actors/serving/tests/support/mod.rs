@@ -30,6 +30,7 @@ pub fn settings(ranks: u32, blocks: u32) -> Settings {
             cap: 8,
             attempts_max: 10,
             probe_requests_max: 256,
+            lockstep: false,
             placement: placement::Config::default(),
         },
         rounds: round::Config::default(),

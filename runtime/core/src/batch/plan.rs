@@ -42,6 +42,13 @@ impl Batch {
         Some(Step { slices })
     }
 
+    /// Whether `plan` would give a step.
+    pub fn has_step(&self) -> bool {
+        let block_tokens = self.config.pool.block_tokens;
+        self.in_flight.is_none()
+            && self.running.values().any(|running| running.covered(block_tokens) > running.computed)
+    }
+
     fn slice(&self, part: &Part) -> Option<Slice> {
         let running = self.running.get(&part.order)?;
         let (start, end) = (running.computed, running.computed + part.tokens);

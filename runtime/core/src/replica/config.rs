@@ -12,6 +12,8 @@ pub struct Config {
     pub attempts_max: u32,
     /// Requests that a round names to be probed at most.
     pub probe_requests_max: u32,
+    /// A round is one step of all ranks, so bounds may be counted in rounds.
+    pub lockstep: bool,
     pub placement: placement::Config,
 }
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::ids::{ClusterId, ConversationKey, Epoch};
 use crate::placement;
-use crate::round::{Chain, Explicit, Member, PrefixMatch, Sequenced};
+use crate::round::{Chain, Explicit, Member, PrefixMatch, RankSnapshot, Sequenced};
 use proptest::prelude::*;
 
 const ME: Incarnation = Incarnation(7);
@@ -12,7 +12,7 @@ fn view(ranks: u32) -> View {
 }
 
 fn config(cap: u32) -> Config {
-    Config { cap, attempts_max: 3, probe_requests_max: 256, placement: placement::Config::default() }
+    Config { cap, attempts_max: 3, probe_requests_max: 256, lockstep: false, placement: placement::Config::default() }
 }
 
 /// One member's rounds, with its outbox.
@@ -217,6 +217,78 @@ fn nothing_is_placed_on_a_draining_member_while_others_can_take_it() {
     let mut out = Vec::new();
     rig.replica.apply(&merged, &mut out);
     assert_eq!(placed(&out).len(), 1, "{out:?}");
+}
+
+#[test]
+fn a_late_rank_gets_nothing_new_in_that_round_and_keeps_what_it_runs() {
+    let mut rig = Rig::new(2, 4);
+    assert_eq!(placed(&rig.round(vec![arrival(1, Some(5)), arrival(2, Some(6))])), [(1, 1, 0), (2, 1, 1)]);
+    rig.ranks = (0..2)
+        .map(|r| RankSnapshot { rank: RankId(r), ready: true, late: r == 0, ..RankSnapshot::default() })
+        .collect();
+    // A turn of the conversation that lives there waits, strangers go to the other rank.
+    let out = rig.round(vec![arrival(3, Some(5)), arrival(4, None), arrival(5, None)]);
+    assert_eq!(placed(&out), [(4, 1, 1), (5, 1, 1)]);
+    assert_eq!(rig.replica.placed_on_rank(RankId(0)), [attempt(1, 1)], "steps go on");
+    rig.ranks[0].late = false;
+    assert_eq!(placed(&rig.round(vec![])), [(3, 1, 0)]);
+    // Unlike ranks that drain, ranks that are all late get nothing.
+    rig.ranks.iter_mut().for_each(|snapshot| snapshot.late = true);
+    assert_eq!(placed(&rig.round(vec![arrival(6, None)])), []);
+    rig.ranks.iter_mut().for_each(|snapshot| snapshot.late = false);
+    assert_eq!(placed(&rig.round(vec![])).len(), 1);
+}
+
+#[test]
+fn what_ranks_say_in_lockstep_is_part_of_the_digest_and_of_the_answer() {
+    let apply = |change: fn(&mut RankSnapshot)| {
+        let mut rig = Rig::new(1, 2);
+        rig.ranks = vec![RankSnapshot::default()];
+        change(&mut rig.ranks[0]);
+        let merged = rig.merged(vec![]);
+        let applied = rig.replica.apply(&merged, &mut Vec::new());
+        (merged.hash(), rig.replica.state_digest(), applied.stepping)
+    };
+    let changes: [fn(&mut RankSnapshot); 5] = [
+        |_| {},
+        |s| s.boundary = Round(3),
+        |s| s.ready = true,
+        |s| s.late = true,
+        |s| (s.ready, s.late) = (true, true),
+    ];
+    let seen = changes.map(apply);
+    let hashes: BTreeSet<u64> = seen.iter().map(|(hash, ..)| *hash).collect();
+    let digests: BTreeSet<u64> = seen.iter().map(|(_, digest, _)| *digest).collect();
+    assert_eq!((hashes.len(), digests.len()), (5, 5));
+    assert_eq!(seen.map(|(.., stepping)| stepping), [false, false, true, false, false], "a late one runs another step");
+}
+
+#[test]
+fn a_rank_is_told_what_the_group_expects_of_each() {
+    let mut rig = Rig::new(3, 4);
+    assert_eq!(rig.replica.occupancy(RankId(0)).expected, 0);
+    rig.round((1..=4).map(|s| arrival(s, None)).collect());
+    let told = |rig: &Rig| [0, 1, 2].map(|r| rig.replica.occupancy(RankId(r))).map(|o| (o.expected, o.active));
+    assert_eq!(told(&rig), [(2, 2), (2, 1), (2, 1)], "4 over 3 ranks");
+    rig.round([2, 3].map(|s| Entry::Finished(attempt(s, 1))).into());
+    assert_eq!(told(&rig), [(2, 2), (2, 0), (2, 0)], "no less than the fullest has");
+    assert_eq!(rig.replica.occupancy(RankId(9)), Default::default());
+}
+
+#[test]
+fn in_lockstep_the_bound_of_a_wait_is_counted_in_rounds() {
+    let mut rig = Rig::new(2, 1);
+    let placement = placement::Config { strict_affinity_max_wait_passes: 5, ..placement::Config::default() };
+    rig.replica = Replica::new(view(2), Config { placement, lockstep: true, ..config(1) });
+    assert_eq!(placed(&rig.round(vec![arrival(1, Some(5))])), [(1, 1, 0)]);
+    let mut rounds = 0;
+    let mut out = rig.round(vec![arrival(2, Some(5))]);
+    while placed(&out).is_empty() {
+        rounds += 1;
+        assert!(rounds < 50, "it overflows to the free rank");
+        out = rig.round(vec![]);
+    }
+    assert_eq!((placed(&out), rounds), (vec![(2, 1, 1)], 5));
 }
 
 #[test]

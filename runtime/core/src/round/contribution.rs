@@ -123,6 +123,12 @@ pub struct RankSnapshot {
     pub kv_blocks_free: u32,
     /// Steps the rank has run.
     pub steps: u64,
+    /// In lockstep: the round that the rank stands before. It is through with the steps of all rounds below.
+    pub boundary: Round,
+    /// In lockstep: it stands there with something to run.
+    pub ready: bool,
+    /// In lockstep: its step takes so long that its node did not wait for it. It gets nothing new in this round.
+    pub late: bool,
 }
 
 /// The input of one round, the same on every member: contributions in the order in which they are applied.
@@ -188,6 +194,8 @@ impl Contribution {
                 u64::from(r.kv_blocks_reusable),
                 u64::from(r.kv_blocks_free),
                 r.steps,
+                r.boundary.0,
+                u64::from(r.ready) | u64::from(r.late) << 1,
             ]);
         }
         for m in &self.prefix_matches {

@@ -21,7 +21,7 @@ fn machine(me: u64, members: u64) -> Machine {
 fn at_first_round(me: Incarnation, view: View) -> Machine {
     let mut machine = Machine::new(ClusterId(9), me, view, Config::default()).expect("a member");
     assert_eq!(machine.poll_timeout(), None, "nothing happens before the replica is there");
-    machine.applied = Some(Applied { round: Round(0), digest: 0, waiting: false, probing: false });
+    machine.applied = Some(Applied { round: Round(0), digest: 0, waiting: false, probing: false, stepping: false });
     machine
 }
 
@@ -34,7 +34,7 @@ fn drive(machine: &mut Machine, now_us: u64, input: Input) -> Vec<Effect> {
 }
 
 fn applied(round: u64, waiting: bool) -> Input {
-    Input::Applied(Applied { round: Round(round), digest: round * 7, waiting, probing: false })
+    Input::Applied(Applied { round: Round(round), digest: round * 7, waiting, probing: false, stepping: false })
 }
 
 fn completed(effects: &[Effect]) -> Option<&Merged> {
@@ -212,7 +212,7 @@ fn a_contribution_waits_for_the_matches_of_its_ranks_but_not_for_long() {
         View { members: vec![Member { incarnation: Incarnation(1), ranks: vec![RankId(0), RankId(1)] }], ..view(1) };
     let mut m = at_first_round(Incarnation(1), two_ranks);
     drive(&mut m, 0, Input::Tick);
-    let probing = |round| Applied { round: Round(round), digest: 1, waiting: true, probing: true };
+    let probing = |round| Applied { round: Round(round), digest: 1, waiting: true, probing: true, stepping: false };
     let found = |rank| vec![PrefixMatch { number: crate::ids::RequestNumber(4), rank: RankId(rank), tokens: 16 }];
     drive(&mut m, 5_000, Input::Applied(probing(1)));
     assert_eq!(m.poll_timeout(), Some(7_000), "the interval has passed; the probe has not");

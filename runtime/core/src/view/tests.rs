@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 fn replica_config() -> replica::Config {
     let placement = placement::Config::default();
-    replica::Config { cap: 4, attempts_max: 3, probe_requests_max: 8, placement }
+    replica::Config { cap: 4, attempts_max: 3, probe_requests_max: 8, lockstep: false, placement }
 }
 
 struct Draw(u64);

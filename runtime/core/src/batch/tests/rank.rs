@@ -131,7 +131,10 @@ impl Rank {
 
     /// Starts the next step if none is in flight.
     pub fn plan(&mut self) -> bool {
-        let Some(step) = self.batch.plan() else {
+        let has_step = self.batch.has_step();
+        let step = self.batch.plan();
+        assert_eq!(has_step, step.is_some());
+        let Some(step) = step else {
             return false;
         };
         assert!(self.step.is_none(), "one step at a time");
