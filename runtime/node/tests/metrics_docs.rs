@@ -149,6 +149,8 @@ fn feed(metrics: &Metrics) -> Sight {
     metrics.ingress(&IngressReport { open: 9, backlog: 3, counts });
     metrics.fenced(RankId(0));
     metrics.lost(RankId(0), 2);
+    (0..3).for_each(|_| metrics.padded(RankId(1)));
+    metrics.late(RankId(0));
     metrics.conversation_keyless();
     metrics.actor_handled("router", 0.001);
     metrics.actor_restarted("router");
@@ -223,6 +225,8 @@ fn reports_add_up() {
     assert_eq!(value("starling_conversation_lost_rank_total", &[]), 1.0);
     assert_eq!(value("starling_admission_rejections_total", &[("reason", "draining")]), 1.0);
     assert_eq!(value("starling_fenced_total", &[]), 3.0);
+    assert_eq!(value("starling_steps_dummy_total", &[("rank", "1")]), 3.0);
+    assert_eq!(value("starling_steps_late_total", &[("rank", "0")]), 1.0);
     assert_eq!(value("starling_http_open_requests", &[("endpoint", "chat")]), 1.0);
     assert_eq!(value("starling_http_errors_total", &[("error", "draining")]), 1.0);
     assert_eq!(value("starling_actor_mailbox_depth", &[("actor", "router")]), 6.0);

@@ -243,6 +243,14 @@ impl Observer for Metrics {
         self.registered.fenced.inc();
     }
 
+    fn padded(&self, rank: RankId) {
+        self.registered.steps_dummy.with([&rank.0.to_string()]).inc();
+    }
+
+    fn late(&self, rank: RankId) {
+        self.registered.steps_late.with([&rank.0.to_string()]).inc();
+    }
+
     fn lost(&self, _rank: RankId, attempts: usize) {
         self.registered.attempts_lost.inc_by(attempts as u64);
     }

@@ -184,6 +184,10 @@ metrics! {
         "One step of a rank.");
     step_tokens: Labelled<Counter, 1> = |r| r.counter("starling_step_tokens", ["rank"],
         "Tokens that steps computed, prefill and decode.");
+    steps_dummy: Labelled<Counter, 1> = |r| r.counter("starling_steps_dummy", ["rank"],
+        "In lockstep, rounds in which a rank had no step to run while requests were active: it took part as a padded rank.");
+    steps_late: Labelled<Counter, 1> = |r| r.counter("starling_steps_late", ["rank"],
+        "In lockstep, rounds that went on without a rank because its step took too long; it got nothing new in them.");
     cancels: Counter = |r| r.counter("starling_cancels", [],
         "Requests cancelled on a rank.").with([]);
     cancel_steps: Counter = |r| r.counter("starling_cancel_steps", [],
