@@ -10,7 +10,7 @@ use starling_core::step::{Sampled, Step};
 use starling_core::{batch, kv, replica, round};
 use starling_gpu::{Backend, StepError};
 use starling_serving::api::{StreamEvent, Submission};
-use starling_serving::{Backends, MemberSettings, Observer, RoundReport, Serving, TokenStream};
+use starling_serving::{Backends, MemberSettings, MemberState, Observer, RoundReport, Serving, TokenStream};
 use starling_transport::memory::{Limits, Mesh, Network};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -99,7 +99,12 @@ struct Member {
 }
 
 impl Member {
-    async fn start(network: &Network, me: usize, tally: &Arc<Mutex<Tally>>, rounds: round::Config) -> Self {
+    async fn start(
+        network: &Network,
+        (me, life): (usize, u64),
+        tally: &Arc<Mutex<Tally>>,
+        rounds: round::Config,
+    ) -> Self {
         let mut settings = settings(1, 200);
         settings.members = (0..MEMBERS).map(|member| MemberSettings { name: name(member), ranks: 1 }).collect();
         settings.me = me;
@@ -116,7 +121,7 @@ impl Member {
             Ok(Box::new(Counted { inner, rank, watcher: Arc::clone(&of_backends) }) as Box<dyn Backend>)
         });
         let serving = Serving::start(&node, settings, counted, Arc::clone(&watcher) as _).await.expect("starts");
-        let peer = Peer { name: name(me), incarnation: 1 };
+        let peer = Peer { name: name(me), incarnation: life };
         let mesh = network.join(peer, Limits::default(), node.mesh_handler());
         (0..MEMBERS).filter(|other| *other != me).for_each(|other| mesh.connect(&name(other)));
         Self { serving, watcher, gate, mesh }
@@ -124,6 +129,7 @@ impl Member {
 }
 
 struct Cluster {
+    network: Network,
     members: Vec<Member>,
     tally: Arc<Mutex<Tally>>,
 }
@@ -133,12 +139,17 @@ impl Cluster {
         let network = Network::new();
         let (mut members, tally) = (Vec::new(), Arc::default());
         for me in 0..MEMBERS {
-            members.push(Member::start(&network, me, &tally, rounds.clone()).await);
+            members.push(Member::start(&network, (me, 1), &tally, rounds.clone()).await);
         }
-        for member in &members {
+        let cluster = Self { network, members, tally };
+        cluster.ready().await;
+        cluster
+    }
+
+    async fn ready(&self) {
+        for member in &self.members {
             until("ready", async || member.serving.readiness().is_ready()).await;
         }
-        Self { members, tally }
     }
 
     /// To the next member in turn, for that very rank.
@@ -296,5 +307,45 @@ async fn an_idle_cluster_makes_no_rounds_but_heartbeats() {
     assert_eq!((rounds(), cluster.tally().padded), (rest, padded));
     // It wakes by itself.
     answered(cluster.submit(2, 2, 10), 2, 10).await;
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranks_stand_still_while_a_member_is_gone_and_go_on_when_it_is_back() {
+    const LOST: usize = 1;
+    let mut cluster = Cluster::start(patient()).await;
+    // Asked of a member that stays.
+    let mut streams = [2, 5, 8].map(|number| (number, cluster.submit(number, number / 3, 200)));
+    first_token(&mut streams[2].1).await;
+    // All wait for the step of one.
+    let gate = Arc::clone(&cluster.members[2].gate);
+    gate.closed.store(true, Ordering::SeqCst);
+    let lost = cluster.members.remove(LOST);
+    cluster.network.crash(&name(LOST));
+    lost.serving.stop(LIMIT).await;
+    drop(lost);
+    for member in &cluster.members {
+        until("it is gone", async || {
+            let report = member.serving.cluster_report().await.expect("answers");
+            report.members[LOST].state == MemberState::Down
+        })
+        .await;
+    }
+    gate.closed.store(false, Ordering::SeqCst);
+    // What is on its way is one round at most, so each rank ends the step that it runs and takes one more.
+    let before = cluster.tally().steps;
+    for _ in 0..100 {
+        for member in &cluster.members {
+            member.serving.cluster_report().await.expect("answers");
+        }
+    }
+    let after = cluster.tally().steps;
+    assert!(before.iter().zip(after).all(|(before, after)| after <= before + 2), "{before:?}, {after:?}");
+    let back = Member::start(&cluster.network, (LOST, 2), &cluster.tally, patient()).await;
+    cluster.members.insert(LOST, back);
+    cluster.ready().await;
+    for (number, stream) in streams {
+        answered(stream, number, 200).await;
+    }
     cluster.end().await;
 }
