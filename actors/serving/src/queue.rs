@@ -141,22 +141,22 @@ impl Queue {
 
     fn tell_standstill(&mut self, context: &Context<'_, Message>) {
         let Some(news) = self.watch.look(self.clock.now_us(), &self.machine) else { return };
-        let who = match news {
+        let (who, still) = match news {
             News::Moving => {
                 tracing::info!("rounds go on");
-                self.health.set(None);
-                None
+                (None, None)
             }
             News::Still { since_us, waits_for } => {
                 let names: Vec<String> = waits_for.iter().map(|seat| self.settings.name_of(*seat).to_owned()).collect();
                 tracing::warn!(waits_for = ?names, "no round completes");
                 let who = if names.is_empty() { "the other members".to_owned() } else { names.join(", ") };
-                self.health.set(Some((since_us, names)));
-                Some(who)
+                (Some(who), Some((since_us, names)))
             }
         };
         // An ingress that is down is told again: this actor restarts after it.
         let _ = self.addresses.ingress.tell(context.trace(), crate::ingress::Message::Standstill(who));
+        // Whoever is told that this node is ready must not be refused: its ingress heard of it before.
+        self.health.set(still);
     }
 
     fn link(&mut self, context: &mut Context<'_, Message>, event: LinkEvent) -> Result<(), ActorError> {
