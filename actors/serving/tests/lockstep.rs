@@ -275,7 +275,8 @@ async fn a_rank_whose_step_hangs_is_late_and_others_go_on_without_it() {
             assert!(!matches!(event, StreamEvent::Failed(_)), "{event:?}");
         }
     }
-    assert!(cluster.tally().apart_max <= 1, "{:?}", cluster.tally());
+    // One more than without late ranks: the others may go on while a step that has its turn is not begun yet.
+    assert!(cluster.tally().apart_max <= 2, "{:?}", cluster.tally());
     cluster.end().await;
 }
 
