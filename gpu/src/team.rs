@@ -7,16 +7,24 @@ use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 
 #[cfg(test)]
 mod tests;
 
-/// Looks at the next round before a thread goes to sleep: ten microseconds or so, about what waking it costs. Longer
-/// spinning takes the processor from whoever would make the wait end, when there are more threads than processors.
+/// Looks at the next round before a thread goes to sleep: ten microseconds or so, about what waking it costs.
 const SPINS_MAX: u32 = 400;
+
+/// Threads of all teams of this process. Where they are more than the processors, spinning would take the processor from
+/// whoever makes the wait end.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+fn is_crowded(threads: usize) -> bool {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    threads > *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
 
 type Call<'a> = &'a (dyn Fn(usize) + Sync);
 
@@ -64,10 +72,12 @@ impl Team {
             stopping: AtomicBool::new(false),
         });
         let mut team = Self { shared, members: Vec::new() };
+        THREADS.fetch_add(1, Ordering::Relaxed);
         for member in 1..threads {
             let shared = Arc::clone(&team.shared);
             let builder = std::thread::Builder::new().name(format!("engine-{member}"));
             team.members.push(builder.spawn(move || shared.serve())?);
+            THREADS.fetch_add(1, Ordering::Relaxed);
         }
         Ok(team)
     }
@@ -114,6 +124,7 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
+        THREADS.fetch_sub(self.threads(), Ordering::Relaxed);
         self.shared.stopping.store(true, Ordering::Relaxed);
         self.shared.round.fetch_add(1, Ordering::Release);
         for member in self.members.drain(..) {
@@ -155,9 +166,10 @@ impl Shared {
         }
     }
 
-    /// Spins for a moment, then sleeps until it is woken; whoever makes `ready` true wakes.
+    /// Spins for a moment where there are processors for it, then sleeps until it is woken; whoever makes `ready` true wakes.
     fn wait_until(&self, ready: impl Fn() -> bool) {
-        for _ in 0..SPINS_MAX {
+        let spins = if is_crowded(THREADS.load(Ordering::Relaxed)) { 0 } else { SPINS_MAX };
+        for _ in 0..spins {
             if ready() {
                 return;
             }

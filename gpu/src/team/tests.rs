@@ -54,3 +54,12 @@ fn many_short_rounds_lose_no_part() {
     }
     assert_eq!(sum.into_inner(), 120_000);
 }
+
+#[test]
+fn more_threads_than_processors_do_not_spin() {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    assert!(!is_crowded(processors) && is_crowded(processors + 1));
+    let team = Team::new(processors + 1).unwrap();
+    assert!(is_crowded(THREADS.load(Ordering::Relaxed)), "its threads are counted");
+    drop(team);
+}
