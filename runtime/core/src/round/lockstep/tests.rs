@@ -1,6 +1,7 @@
 use super::*;
 use crate::ids::{ClusterId, Epoch, Incarnation, RankId, RequestKey};
 use crate::round::{Applied, Config, Contribution, Effect, Entry, Input, Member, Merged, View};
+use std::collections::BTreeMap;
 
 const STEP_WAIT_US: u64 = 50_000;
 const HEARTBEAT_US: u64 = 200_000;
@@ -247,4 +248,164 @@ fn a_rank_with_nothing_to_run_is_padded_while_the_view_has_requests() {
     assert_eq!(begin(turn(3, 1)), Begun::Dummy, "requests, and none can run");
     let idle = Turn { occupancy: Occupancy::default(), ..turn(3, 0) };
     assert_eq!(begin(idle), Begun::Nothing, "the group expects no request anywhere");
+}
+
+/// Three members with one rank each, steps of any length, and messages that take their time; all in virtual time.
+struct Group {
+    draw: u64,
+    now_us: u64,
+    agenda: BTreeMap<(u64, u64), Event>,
+    scheduled: u64,
+    nodes: Vec<Node>,
+    long_steps: bool,
+}
+
+struct Node {
+    machine: Machine,
+    rank: Lockstep,
+    running: bool,
+    /// Steps to run.
+    left: u32,
+    lates: u64,
+}
+
+enum Event {
+    Tick(usize),
+    StepDone(usize),
+    Contribution(usize, Contribution),
+    Work(usize, u32),
+}
+
+impl Group {
+    fn new(seed: u64, long_steps: bool) -> Self {
+        let member = |m: u64| Member { incarnation: Incarnation(m), ranks: vec![RankId(m as u32)] };
+        let view = View { epoch: Epoch(1), members: (1..=3).map(member).collect(), first_round: Round(1) };
+        let config = Config { lockstep: true, ..Config::default() };
+        let node = |m: u64| {
+            let machine = Machine::new(ClusterId(9), Incarnation(m), view.clone(), config.clone()).expect("a member");
+            Node { machine, rank: Lockstep::new(8), running: false, left: 0, lates: 0 }
+        };
+        let draw = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let nodes = (1..=3).map(node).collect();
+        let mut group = Self { draw, now_us: 0, agenda: BTreeMap::new(), scheduled: 0, nodes, long_steps };
+        (0..3).for_each(|node| group.applied(node, Round(0), false));
+        group
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.draw ^= self.draw << 13;
+        self.draw ^= self.draw >> 7;
+        self.draw ^= self.draw << 17;
+        self.draw % bound
+    }
+
+    fn at(&mut self, delay_us: u64, event: Event) {
+        self.scheduled += 1;
+        self.agenda.insert((self.now_us + delay_us, self.scheduled), event);
+    }
+
+    fn drive(&mut self, at: usize, input: Input) {
+        let mut effects = Vec::new();
+        self.nodes[at].machine.handle(self.now_us, input, &mut effects);
+        self.nodes[at].machine.check().expect("invariants");
+        for effect in effects {
+            match effect {
+                Effect::Send(contribution) => {
+                    for to in (0..3).filter(|to| *to != at) {
+                        let delay_us = 50 + self.below(500);
+                        self.at(delay_us, Event::Contribution(to, contribution.clone()));
+                    }
+                }
+                Effect::Completed(merged) => self.completed(at, &merged),
+                Effect::Dropped(dropped) => panic!("nothing is dropped here: {dropped:?}"),
+            }
+        }
+        if let Some(due_us) = self.nodes[at].machine.poll_timeout() {
+            self.at(due_us.saturating_sub(self.now_us), Event::Tick(at));
+        }
+    }
+
+    fn completed(&mut self, at: usize, merged: &Merged) {
+        let ranks = || merged.contributions.iter().flat_map(|c| &c.ranks);
+        for snapshot in ranks() {
+            let node = &mut self.nodes[snapshot.rank.0 as usize - 1];
+            let stands = node.rank.boundary();
+            assert!(snapshot.late || stands >= merged.round, "{} before {stands}, {}", snapshot.rank, merged.round);
+            node.lates += u64::from(snapshot.late);
+        }
+        let stepping = ranks().any(|s| s.ready && !s.late);
+        self.applied(at, merged.round, stepping);
+    }
+
+    /// The replica is through: the rank takes its turn, and says where it stands behind that.
+    fn applied(&mut self, at: usize, round: Round, stepping: bool) {
+        self.nodes[at].rank.turn(turn(round.0, 1));
+        self.drive(at, Input::Applied(Applied { round, digest: 7, waiting: false, probing: false, stepping }));
+        self.carry_on(at);
+    }
+
+    fn carry_on(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        let left = node.left;
+        if let Begun::Step(()) = node.rank.begin(|| (left > 0).then_some(())) {
+            (node.running, node.left) = (true, left - 1);
+            let long = self.long_steps && self.below(20) == 0;
+            let took_us = if long { 200_000 } else { 100 + self.below(3_000) };
+            self.at(took_us, Event::StepDone(at));
+        }
+        let node = &self.nodes[at];
+        let snapshot = RankSnapshot {
+            rank: RankId(at as u32 + 1),
+            boundary: node.rank.boundary(),
+            ready: !node.running && node.left > 0,
+            ..RankSnapshot::default()
+        };
+        self.drive(at, Input::FromRank { entry: None, snapshot });
+    }
+
+    fn run(&mut self, until_us: u64) {
+        while let Some(entry) = self.agenda.first_entry().filter(|e| e.key().0 <= until_us) {
+            let ((now_us, _), event) = entry.remove_entry();
+            self.now_us = now_us;
+            match event {
+                Event::Tick(at) => self.drive(at, Input::Tick),
+                Event::Contribution(to, contribution) => self.drive(to, Input::Received(contribution)),
+                Event::StepDone(at) => {
+                    self.nodes[at].running = false;
+                    self.nodes[at].rank.ended();
+                    self.carry_on(at);
+                }
+                Event::Work(at, steps) => {
+                    self.nodes[at].left += steps;
+                    self.carry_on(at);
+                }
+            }
+        }
+        self.now_us = until_us;
+    }
+
+    fn rounds(&self) -> u64 {
+        self.nodes[0].machine.completed().0
+    }
+}
+
+#[test]
+fn whatever_steps_and_messages_take_ranks_keep_step_and_come_to_rest() {
+    for seed in 1..=60 {
+        let mut group = Group::new(seed, seed % 2 == 0);
+        for at in 0..3 {
+            for _ in 0..4 {
+                let (delay_us, steps) = (group.below(400_000), 1 + group.below(40) as u32);
+                group.at(delay_us, Event::Work(at, steps));
+            }
+        }
+        group.run(30_000_000);
+        assert!(group.nodes.iter().all(|n| n.left == 0 && !n.running), "seed {seed}: steps are left");
+        let lates: u64 = group.nodes.iter().map(|n| n.lates).sum();
+        assert_eq!(lates > 0, seed % 2 == 0, "seed {seed}: {lates} late");
+        let before = group.rounds();
+        group.run(30_000_000 + 20 * HEARTBEAT_US);
+        let idle = group.rounds() - before;
+        assert!((19..=21).contains(&idle), "seed {seed}: {idle} rounds in 20 heartbeats");
+    }
 }
