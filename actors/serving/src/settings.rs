@@ -36,6 +36,8 @@ pub enum SettingsError {
     Twice { name: NodeName },
     #[error("a rank holds no requests (cap 0)")]
     NoCap,
+    #[error("rounds and the replica disagree on lockstep (rounds {rounds}, replica {replica})")]
+    Lockstep { rounds: bool, replica: bool },
     #[error(transparent)]
     Batch(#[from] batch::ConfigError),
     #[error(transparent)]
@@ -113,6 +115,10 @@ impl Settings {
         }
         if self.replica.cap == 0 {
             return Err(SettingsError::NoCap);
+        }
+        let (rounds, replica) = (self.rounds.lockstep, self.replica.lockstep);
+        if rounds != replica {
+            return Err(SettingsError::Lockstep { rounds, replica });
         }
         batch::Batch::new(self.batch)?;
         self.replica.placement.validate()?;

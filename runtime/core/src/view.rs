@@ -290,7 +290,10 @@ impl Machine {
             let waits_for = if silent.is_empty() { down().collect() } else { silent };
             return Some(Standstill { since_us, waits_for });
         }
-        self.round_wait()
+        let Standstill { since_us, waits_for } = self.round_wait()?;
+        // Who is a round behind may itself wait for one that is gone, and is not to blame.
+        let gone: Vec<Seat> = down().filter(|seat| waits_for.contains(seat)).collect();
+        Some(Standstill { since_us, waits_for: if gone.is_empty() { waits_for } else { gone } })
     }
 
     /// Since when the own contribution to a round is out, and whose is missing; `None` while it is not out, or no round
