@@ -3,7 +3,7 @@
 use crate::Settings;
 use crate::clock::Clock;
 use starling_actors::{Node, NodeName};
-use starling_core::view::{Machine, Seat, Standstill};
+use starling_core::view::{Machine, Seat};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -53,7 +53,16 @@ impl Health {
 /// Turns what the round machine says into what people are told, once it lasts.
 pub(crate) struct Watch {
     suspect_after_us: u64,
-    told: Option<Vec<Seat>>,
+    told: Told,
+}
+
+#[derive(PartialEq, Eq)]
+enum Told {
+    /// A new life: what an earlier one told holds until this one knows better. Streams that hand themselves over are not to be
+    /// refused for the moment in which there is no view.
+    Nothing,
+    Moving,
+    Still(Vec<Seat>),
 }
 
 /// Something to tell.
@@ -64,32 +73,39 @@ pub(crate) enum News {
 
 impl Watch {
     pub(crate) fn new(suspect_after_us: u64) -> Self {
-        // A life begins in no view, and the first that is worth telling is that it is in one.
-        Self { suspect_after_us, told: Some(Vec::new()) }
+        Self { suspect_after_us, told: Told::Nothing }
     }
 
     /// When a standstill that just began is one.
     pub(crate) fn due_us(&self, machine: &Machine) -> Option<u64> {
         let standstill = machine.standstill()?;
-        self.told.is_none().then(|| standstill.since_us.saturating_add(self.suspect_after_us))
+        let told = matches!(self.told, Told::Still(_));
+        (!told).then(|| standstill.since_us.saturating_add(self.suspect_after_us))
     }
 
-    /// What changed. A member in no view stands still from the first moment.
+    /// What changed.
     pub(crate) fn look(&mut self, now_us: u64, machine: &Machine) -> Option<News> {
-        let lasts =
-            |s: &Standstill| machine.view().is_none() || now_us.saturating_sub(s.since_us) >= self.suspect_after_us;
-        match machine.standstill().filter(lasts) {
-            Some(Standstill { since_us, waits_for }) => {
-                let news = self.told.as_ref() != Some(&waits_for);
-                self.told = Some(waits_for.clone());
-                news.then_some(News::Still { since_us, waits_for })
+        let told = match machine.standstill() {
+            None => Told::Moving,
+            Some(s) if now_us.saturating_sub(s.since_us) >= self.suspect_after_us => Told::Still(s.waits_for),
+            // It may pass.
+            Some(_) => return None,
+        };
+        if told == self.told {
+            return None;
+        }
+        self.told = told;
+        match &self.told {
+            Told::Still(waits_for) => {
+                let since_us = machine.standstill().map_or(now_us, |standstill| standstill.since_us);
+                Some(News::Still { since_us, waits_for: waits_for.clone() })
             }
-            None => self.told.take().map(|_| News::Moving),
+            Told::Moving | Told::Nothing => Some(News::Moving),
         }
     }
 
     fn suspects(&self, seat: Seat) -> bool {
-        self.told.as_ref().is_some_and(|seats| seats.contains(&seat))
+        matches!(&self.told, Told::Still(seats) if seats.contains(&seat))
     }
 }
 

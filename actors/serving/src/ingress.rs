@@ -9,7 +9,7 @@ use crate::router::Decided;
 use crate::wakeup::Wakeup;
 use crate::{Addresses, Settings};
 use serde::{Deserialize, Serialize};
-use starling_actors::{Actor, ActorError, Context, Reply, SpanRecord, TraceContext};
+use starling_actors::{Actor, ActorError, Context, Reply, SendError, SpanRecord, TraceContext};
 use starling_core::batch::Frame;
 use starling_core::ids::{AttemptKey, Incarnation, RankId, RequestKey};
 use starling_core::ingress::{Effect, Input, Machine, Prompt, Submission, Ticket};
@@ -56,6 +56,19 @@ pub enum Message {
     Open(Reply<usize>),
     #[serde(skip)]
     Tick,
+}
+
+impl Message {
+    /// A copy of what may travel to another node: sending takes the message, and without credit it has to wait.
+    pub(crate) fn to_send(&self) -> Option<Self> {
+        match self {
+            Self::Frames(frames) => Some(Self::Frames(frames.clone())),
+            Self::Refused { attempt, rejection } => {
+                Some(Self::Refused { attempt: *attempt, rejection: rejection.clone() })
+            }
+            _ => None,
+        }
+    }
 }
 
 /// The client's side of an open request. The channel holds at most the request's tokens.
@@ -138,26 +151,29 @@ impl Ingress {
         }
     }
 
-    /// To the rank, wherever it is. Prompts to another node wait for its credit on their own.
+    /// To the rank, wherever it is. A prompt to another node that has no credit waits for it on its own.
     fn prompt(&mut self, context: &mut Context<'_, Message>, trace: TraceContext, rank: RankId, prompt: Prompt) {
         let attempt = prompt.attempt;
-        let message = gpu_worker::Message::Prompt(Box::new(prompt));
         let here = self.settings.own_ranks().contains(&rank.0);
         match self.addresses.worker(rank) {
             Some(worker) if here => {
-                if worker.tell(trace, message).is_err() {
+                if worker.tell(trace, gpu_worker::Message::Prompt(Box::new(prompt))).is_err() {
                     self.drive_nested(context, Input::PromptUndelivered { attempt });
                 }
             }
-            Some(worker) => {
-                let (worker, own) = (worker.clone(), context.address().clone());
-                tokio::spawn(async move {
-                    if let Err(error) = worker.send(trace, message).await {
-                        tracing::debug!(%error, "prompt not delivered");
-                        let _ = own.tell(trace, Message::Undelivered(attempt));
-                    }
-                });
-            }
+            Some(worker) => match worker.tell(trace, gpu_worker::Message::Prompt(Box::new(prompt.clone()))) {
+                Ok(()) => {}
+                Err(SendError::Full { .. }) => {
+                    let (worker, own) = (worker.clone(), context.address().clone());
+                    tokio::spawn(async move {
+                        if let Err(error) = worker.send(trace, gpu_worker::Message::Prompt(Box::new(prompt))).await {
+                            tracing::debug!(%error, "prompt not delivered");
+                            let _ = own.tell(trace, Message::Undelivered(attempt));
+                        }
+                    });
+                }
+                Err(_) => self.drive_nested(context, Input::PromptUndelivered { attempt }),
+            },
             None => self.drive_nested(context, Input::PromptUndelivered { attempt }),
         }
     }
