@@ -382,9 +382,11 @@ impl Machine {
 
     /// How long after the last contribution the next one is due.
     fn interval_us(&self) -> u64 {
-        let others_wait = self.held[0].iter().any(Option::is_some);
         let probing = self.applied.is_some_and(|a| a.probing);
-        if others_wait || probing || !self.outbox.is_empty() {
+        if self.held[0].iter().any(Option::is_some) {
+            // Whoever began the round kept the interval: all have contributed to the last one since.
+            0
+        } else if probing || !self.outbox.is_empty() {
             self.config.round_interval_us_min
         } else if self.applied.is_some_and(|a| a.waiting) {
             self.config.busy_interval_us

@@ -269,3 +269,27 @@ fn a_frozen_machine_completes_nothing_but_the_round_it_lacks() {
     let merged = completed(&again).expect("alone now");
     assert_eq!(merged.contributions[0].entries, [Sequenced { seq: 2, entry: cancel(2) }]);
 }
+
+#[test]
+fn a_member_that_hears_another_contributes_at_once_and_nobody_begins_a_round_too_soon() {
+    let (mut a, mut b) = (machine(1, 2), machine(2, 2));
+    let mut now = 0;
+    let mut began = Vec::new();
+    for round in 1..=5 {
+        drive(&mut a, now, Input::Announce(cancel(round)));
+        // Nothing is due any more where the announcement itself was late enough.
+        now = now.max(a.poll_timeout().unwrap_or(now));
+        drive(&mut a, now, Input::Tick);
+        began.push(now);
+        let of_a = a.own_contributions().last().cloned().expect("due");
+        assert_eq!(of_a.round, Round(round));
+        let answer = drive(&mut b, now + 100, Input::Received(of_a));
+        let of_b = answer.iter().find_map(|e| if let Effect::Send(c) = e { Some(c.clone()) } else { None });
+        assert!(completed(&answer).is_some(), "round {round} is complete at b at once");
+        assert!(completed(&drive(&mut a, now + 200, Input::Received(of_b.expect("at once")))).is_some());
+        now += 300;
+        drive(&mut a, now, applied(round, false));
+        drive(&mut b, now, applied(round, false));
+    }
+    assert!(began.windows(2).all(|pair| pair[1] - pair[0] >= 2_000), "{began:?}");
+}
