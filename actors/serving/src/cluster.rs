@@ -3,7 +3,7 @@
 use crate::Settings;
 use crate::clock::Clock;
 use starling_actors::{Node, NodeName};
-use starling_core::view::{Machine, Seat};
+use starling_core::view::{Machine, Seat, Standstill};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -67,7 +67,7 @@ enum Told {
 
 /// Something to tell.
 pub(crate) enum News {
-    Still { since_us: u64, waits_for: Vec<Seat> },
+    Still(Standstill),
     Moving,
 }
 
@@ -77,31 +77,24 @@ impl Watch {
     }
 
     /// When a standstill that just began is one.
-    pub(crate) fn due_us(&self, machine: &Machine) -> Option<u64> {
-        let standstill = machine.standstill()?;
+    pub(crate) fn due_us(&self, standstill: Option<&Standstill>) -> Option<u64> {
         let told = matches!(self.told, Told::Still(_));
-        (!told).then(|| standstill.since_us.saturating_add(self.suspect_after_us))
+        standstill.filter(|_| !told).map(|s| s.since_us.saturating_add(self.suspect_after_us))
     }
 
     /// What changed.
-    pub(crate) fn look(&mut self, now_us: u64, machine: &Machine) -> Option<News> {
-        let told = match machine.standstill() {
-            None => Told::Moving,
-            Some(s) if now_us.saturating_sub(s.since_us) >= self.suspect_after_us => Told::Still(s.waits_for),
+    pub(crate) fn look(&mut self, now_us: u64, standstill: Option<&Standstill>) -> Option<News> {
+        let (told, news) = match standstill {
+            None => (Told::Moving, News::Moving),
+            Some(s) if now_us.saturating_sub(s.since_us) >= self.suspect_after_us => {
+                (Told::Still(s.waits_for.clone()), News::Still(s.clone()))
+            }
             // It may pass.
             Some(_) => return None,
         };
-        if told == self.told {
-            return None;
-        }
+        let changed = told != self.told;
         self.told = told;
-        match &self.told {
-            Told::Still(waits_for) => {
-                let since_us = machine.standstill().map_or(now_us, |standstill| standstill.since_us);
-                Some(News::Still { since_us, waits_for: waits_for.clone() })
-            }
-            Told::Moving | Told::Nothing => Some(News::Moving),
-        }
+        changed.then_some(news)
     }
 
     fn suspects(&self, seat: Seat) -> bool {

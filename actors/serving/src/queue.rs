@@ -12,7 +12,7 @@ use starling_actors::{Actor, ActorError, Context, LinkEvent, NodeName, Reply};
 use starling_core::ids::{Incarnation, RankId, Round};
 use starling_core::replica::Snapshot;
 use starling_core::round::{Applied, Entry, Input, PrefixMatch, RankSnapshot};
-use starling_core::view::{self, Change, Effect, Machine, Seat};
+use starling_core::view::{self, Change, Effect, Machine, Seat, Standstill};
 use std::sync::Arc;
 
 #[derive(Serialize, Deserialize)]
@@ -89,8 +89,11 @@ impl Queue {
             self.perform(context, effect)?;
         }
         self.stopwatch.look(now_us, self.machine.round_wait());
-        self.tell_standstill(context);
-        let due = self.machine.poll_timeout().into_iter().chain(self.watch.due_us(&self.machine)).min();
+        let standstill = self.machine.standstill();
+        if let Some(news) = self.watch.look(now_us, standstill.as_ref()) {
+            self.tell_standstill(context, news);
+        }
+        let due = self.machine.poll_timeout().into_iter().chain(self.watch.due_us(standstill.as_ref())).min();
         self.wakeup.arm(context, &self.clock, due, Message::Tick);
         Ok(())
     }
@@ -139,14 +142,13 @@ impl Queue {
         self.observer.round_timed(&RoundTiming { took: lap.took, waits: waits.collect() });
     }
 
-    fn tell_standstill(&mut self, context: &Context<'_, Message>) {
-        let Some(news) = self.watch.look(self.clock.now_us(), &self.machine) else { return };
+    fn tell_standstill(&self, context: &Context<'_, Message>, news: News) {
         let (who, still) = match news {
             News::Moving => {
                 tracing::info!("rounds go on");
                 (None, None)
             }
-            News::Still { since_us, waits_for } => {
+            News::Still(Standstill { since_us, waits_for }) => {
                 let names: Vec<String> = waits_for.iter().map(|seat| self.settings.name_of(*seat).to_owned()).collect();
                 tracing::warn!(waits_for = ?names, "no round completes");
                 let who = if names.is_empty() { "the other members".to_owned() } else { names.join(", ") };
