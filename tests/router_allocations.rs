@@ -6,32 +6,10 @@ use starling_core::ids::{ConversationKey, RequestKey, RequestNumber};
 use starling_core::placement::{
     Config, CountChildren, MatchTable, NewConversations, Placement, Policy, RankLoad, Router, Routing,
 };
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-static BYTES: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches no memory that it hands out.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        BYTES.fetch_sub(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the system allocator's.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+// The benchmark counts in the same way.
+#[path = "../runtime/core/benches/placement/memory.rs"]
+mod memory;
 
 const RANKS: u32 = 16;
 const BATCH: u64 = 512;
@@ -112,11 +90,7 @@ fn steady_rounds_allocate_nothing_and_conversations_are_small() {
             for _ in 0..ROUNDS {
                 steady.round();
             }
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
-            for _ in 0..ROUNDS {
-                steady.round();
-            }
-            let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            let made = memory::allocations(|| (0..ROUNDS).for_each(|_| steady.round()));
             assert_eq!(made, 0, "{policy:?}, {new_conversations:?}: {made} allocations in {ROUNDS} rounds");
         }
     }
@@ -125,24 +99,26 @@ fn steady_rounds_allocate_nothing_and_conversations_are_small() {
 }
 
 fn conversations_take_few_bytes() {
-    let before = BYTES.load(Ordering::Relaxed);
-    let config = Config::default();
-    let mut router = Router::new(&config, config.bound(true), RANKS);
-    let Router::Conversation(conversations) = &mut router else { panic!("the default policy") };
-    for key in 0..65_536u128 {
-        conversations.bind(ConversationKey((key << 64) | (key * 31)), (key % 16) as u32);
-    }
-    let bytes = BYTES.load(Ordering::Relaxed) - before;
+    let bytes = memory::bytes(|| {
+        let config = Config::default();
+        let mut router = Router::new(&config, config.bound(true), RANKS);
+        let Router::Conversation(conversations) = &mut router else { panic!("the default policy") };
+        for key in 0..65_536u128 {
+            conversations.bind(ConversationKey((key << 64) | (key * 31)), (key % 16) as u32);
+        }
+        assert_eq!(router.conversations(), 65_536);
+        router
+    });
     assert!(bytes <= 8 << 20, "{bytes} bytes of 65536 conversations");
-    assert_eq!(router.conversations(), 65_536);
 }
 
 fn waiting_requests_take_few_bytes() {
-    let before = BYTES.load(Ordering::Relaxed);
-    let mut queue = Queue::new(QueuePolicy::Priority);
-    for number in 0..65_536 {
-        queue.push(request(number)).expect("numbers differ");
-    }
-    let bytes = BYTES.load(Ordering::Relaxed) - before;
-    assert!(bytes <= 16 << 20, "{bytes} bytes of {} waiting requests", queue.len());
+    let bytes = memory::bytes(|| {
+        let mut queue = Queue::new(QueuePolicy::Priority);
+        for number in 0..65_536 {
+            queue.push(request(number)).expect("numbers differ");
+        }
+        queue
+    });
+    assert!(bytes <= 16 << 20, "{bytes} bytes of 65536 waiting requests");
 }
