@@ -23,8 +23,8 @@ use reader::Reader;
 pub enum ModelError {
     #[error("cannot read model file {}: {source}", file.display())]
     Io { file: PathBuf, source: std::io::Error },
-    #[error("{} is not a GGUF file (begins with {found:02x?})", file.display())]
-    BadMagic { file: PathBuf, found: Vec<u8> },
+    #[error("{} is not a GGUF file ({length} bytes, begins with {found:02x?})", file.display())]
+    BadMagic { file: PathBuf, length: usize, found: Vec<u8> },
     #[error("{} has GGUF version {version}; versions 2 and 3 are supported", file.display())]
     UnsupportedVersion { file: PathBuf, version: u32 },
     #[error("{} is truncated: {what} needs {wanted} bytes at offset {offset}, the file has {length}", file.display())]

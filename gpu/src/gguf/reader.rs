@@ -53,7 +53,8 @@ impl<'a> Reader<'a> {
     pub fn header(mut self) -> Result<Header, ModelError> {
         let magic = &self.bytes[..self.bytes.len().min(4)];
         if magic != MAGIC {
-            return Err(ModelError::BadMagic { file: self.file.to_path_buf(), found: magic.to_vec() });
+            let (length, found) = (self.bytes.len(), magic.to_vec());
+            return Err(ModelError::BadMagic { file: self.file.to_path_buf(), length, found });
         }
         self.at = 4;
         let version = self.number::<u32>("the version")?;

@@ -129,8 +129,11 @@ fn no_changed_byte_of_the_header_makes_the_reader_panic_or_allocate_without_boun
 
 #[test]
 fn what_is_no_gguf_file_is_named() {
-    assert_eq!(refusal(b"PK\x03\x04rest".to_vec()), "m.gguf is not a GGUF file (begins with [50, 4b, 03, 04])");
-    assert_eq!(refusal(vec![]), "m.gguf is not a GGUF file (begins with [])");
+    assert_eq!(
+        refusal(b"PK\x03\x04rest".to_vec()),
+        "m.gguf is not a GGUF file (8 bytes, begins with [50, 4b, 03, 04])"
+    );
+    assert_eq!(refusal(vec![]), "m.gguf is not a GGUF file (0 bytes, begins with [])");
     let error = Gguf::open("does/not/exist.gguf").unwrap_err().to_string();
     assert!(error.starts_with("cannot read model file does/not/exist.gguf: "), "{error}");
     let folder = tempfile::tempdir().unwrap();
