@@ -2,22 +2,19 @@
 //! writer that batches, a table of waiting replies) as the yardstick. All on loopback with mutual TLS in one process, in turns, because
 //! a shared machine is never the same twice. `cargo bench -p starling-transport --bench mesh`
 
-use bytes::{Buf, Bytes, BytesMut};
-use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::{Connection, Endpoint, RecvStream, SendStream};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+mod thin;
+
+use bytes::Bytes;
+use quinn::{Connection, RecvStream, SendStream};
 use starling_transport::{Authority, Credentials, DownReason, Handler, Lane, Limits, Link, Mesh, MeshSettings};
 use starling_transport::{NodeCertificate, NodeName, Timings};
 use std::collections::HashMap;
-use std::error::Error;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use thin::{Failure, THIN_QUEUE, ThinReader, connected, thin_writer};
 use tokio::sync::{Notify, mpsc, oneshot};
-
-type Failure = Box<dyn Error + Send + Sync>;
 
 const ROUNDS: usize = 7;
 const ASKS: usize = 4_000;
@@ -110,40 +107,6 @@ async fn echo(mut send: SendStream, mut receive: RecvStream) -> Result<(), Failu
 
 // -- the yardstick
 
-const THIN_QUEUE: usize = 1024;
-const THIN_BATCH_BYTES_MAX: usize = 128 * 1024;
-
-async fn thin_writer(mut frames: mpsc::Receiver<Bytes>, mut send: SendStream) -> Result<(), Failure> {
-    let mut batch = Vec::with_capacity(2 * THIN_BATCH_BYTES_MAX);
-    while let Some(first) = frames.recv().await {
-        let mut next = Some(first);
-        while let Some(frame) = next {
-            batch.extend((frame.len() as u32).to_le_bytes());
-            batch.extend_from_slice(&frame);
-            next = if batch.len() < THIN_BATCH_BYTES_MAX { frames.try_recv().ok() } else { None };
-        }
-        send.write_all(&batch).await?;
-        batch.clear();
-    }
-    Ok(())
-}
-
-async fn thin_reader(mut receive: RecvStream, mut take: impl FnMut(Bytes)) -> Result<(), Failure> {
-    let mut came = BytesMut::new();
-    while let Some(chunk) = receive.read_chunk(usize::MAX, true).await? {
-        came.extend_from_slice(&chunk.bytes);
-        while let Some(header) = came.first_chunk() {
-            let length = u32::from_le_bytes(*header) as usize;
-            if came.len() < 4 + length {
-                break;
-            }
-            came.advance(4);
-            take(came.split_to(length).freeze());
-        }
-    }
-    Ok(())
-}
-
 struct Thin {
     frames: mpsc::Sender<Bytes>,
     waiting: Arc<Waiting>,
@@ -162,12 +125,22 @@ async fn thin(client: &Connection, server: &Connection) -> Result<Thin, Failure>
     tokio::spawn(thin_writer(queue, send));
     tokio::spawn(thin_writer(reply_queue, server_send));
     let (replied, counted) = (waiting.clone(), arrived.clone());
-    tokio::spawn(thin_reader(receive, move |frame| replied.replied(&frame)));
-    tokio::spawn(thin_reader(server_receive, move |frame| match id_of(&frame) {
-        0 => counted.one(),
-        // As many replies as there are asks under way fit.
-        _ => drop(replies.try_send(frame.slice(..ID_BYTES))),
-    }));
+    tokio::spawn(async move {
+        let mut reader = ThinReader::new(receive);
+        while let Ok(Some(frame)) = reader.next().await {
+            replied.replied(&frame);
+        }
+    });
+    tokio::spawn(async move {
+        let mut reader = ThinReader::new(server_receive);
+        while let Ok(Some(frame)) = reader.next().await {
+            match id_of(&frame) {
+                0 => counted.one(),
+                // As many replies as there are asks under way fit.
+                _ => drop(replies.try_send(frame.slice(..ID_BYTES))),
+            }
+        }
+    });
     arrived.wait().await?;
     Ok(Thin { frames, waiting, arrived })
 }
@@ -324,44 +297,6 @@ impl Contender {
         }
         Ok(count as f64 / start.elapsed().as_secs_f64() / 1e3)
     }
-}
-
-/// Two ends of a plain connection with mutual TLS, and the endpoints that keep it alive.
-async fn connected(authority: &Authority) -> Result<(Connection, Connection, [Endpoint; 2]), Failure> {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(authority.certificate_pem().as_bytes())?)?;
-    let (roots, provider) = (Arc::new(roots), Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
-    let own = |name: &str| -> Result<_, Failure> {
-        let NodeCertificate { certificate_pem, key_pem } = authority.issue(&NodeName::new(name)?, 1)?;
-        let chain = vec![CertificateDer::from_pem_slice(certificate_pem.as_bytes())?];
-        Ok((chain, PrivateKeyDer::from_pem_slice(key_pem.as_bytes())?))
-    };
-    let versions = [&rustls::version::TLS13];
-    let verifier =
-        rustls::server::WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build()?;
-    let (chain, key) = own("server")?;
-    let server = rustls::ServerConfig::builder_with_provider(provider.clone())
-        .with_protocol_versions(&versions)?
-        .with_client_cert_verifier(verifier)
-        .with_single_cert(chain, key)?;
-    let (chain, key) = own("client")?;
-    let client = rustls::ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&versions)?
-        .with_root_certificates(roots)
-        .with_client_auth_cert(chain, key)?;
-    let server = quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(server)?));
-    let mut client = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(client)?));
-    let mut transport = quinn::TransportConfig::default();
-    // It has to outlive the others' turns.
-    transport.keep_alive_interval(Some(Duration::from_secs(1)));
-    client.transport_config(Arc::new(transport));
-    let listens = Endpoint::server(server, "127.0.0.1:0".parse()?)?;
-    let dials = Endpoint::client("127.0.0.1:0".parse()?)?;
-    let connecting = dials.connect_with(client, listens.local_addr()?, "server")?;
-    let accepted = listens.accept();
-    let accepted = async { Ok::<_, Failure>(accepted.await.ok_or("closed")?.await?) };
-    let (client, server) = tokio::join!(connecting, accepted);
-    Ok((client?, server?, [dials, listens]))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -1,22 +1,24 @@
-//! What an actor of another node costs on top of the link to it: beside each figure that of a thin layer, which sends the same
-//! bodies over the same link with nothing but a number before them. `cargo bench -p starling-actors --bench remote`
+//! What an actor of another node costs. Beside it a thin layer with as little as does the same work: typed messages through the same
+//! codec, a bounded queue, a writer that batches, a bounded mailbox and a task that takes from it, a table of open questions; over its
+//! own connection, without supervision, credit, names, deadlines that travel or trace. `cargo bench -p starling-actors --bench remote`,
+//! with `-- asks`, `-- tells` or `-- flood` only one part of it.
+
+#[path = "../../../transport/benches/thin/mod.rs"]
+mod thin;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use starling_actors::{Actor, ActorError, ActorSpec, Address, AskError, Context, Node, Reply};
 use starling_actors::{SendError, Strategy, SupervisorSpec, TraceContext};
-use starling_transport::{
-    Authority, Credentials, DownReason, Handler, Lane, Limits, Link, LinkError, Mesh, MeshSettings, NodeName, Peer,
-    Timings, memory,
-};
-use std::collections::BTreeMap;
-use std::error::Error;
+use starling_transport::{Authority, Credentials, Handler, Limits, Mesh, MeshSettings, NodeName, Timings, codec};
+use std::collections::HashMap;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
+use thin::{Failure, THIN_QUEUE, ThinReader, connected, thin_writer};
+use tokio::sync::{mpsc, oneshot};
 
 const ROUNDS: usize = 5;
 const TELLS: u64 = 200_000;
@@ -29,56 +31,28 @@ const HEAVY_TELLS: usize = (1 << 30) / HEAVY_BODY_BYTES;
 const HEAVY_TAKES: Duration = Duration::from_micros(200);
 const DEADLINE: Duration = Duration::from_secs(60);
 const TRACE: TraceContext = TraceContext::NONE;
+/// What a message of the thin layer may take in memory.
+const DECODED_BYTES_MAX: usize = 64 << 10;
 
-type Failure = Box<dyn Error + Send + Sync>;
-
-/// Links two handlers; the link lasts as long as the result.
-trait Fabric {
-    type Held: Send;
-
-    async fn link(handlers: [Arc<dyn Handler>; 2]) -> Result<Self::Held, Failure>;
-}
-
-struct Memory;
-
-impl Fabric for Memory {
-    type Held = [memory::Mesh; 2];
-
-    async fn link([a, b]: [Arc<dyn Handler>; 2]) -> Result<Self::Held, Failure> {
-        let network = memory::Network::new();
-        let peer = |name| Ok::<_, Failure>(Peer { name: NodeName::new(name)?, incarnation: 1 });
-        let limits = memory::Limits::default();
-        let meshes = [network.join(peer("a")?, limits, a), network.join(peer("b")?, limits, b)];
-        meshes[0].connect(&NodeName::new("b")?);
-        Ok(meshes)
-    }
-}
-
-/// Over loopback.
-struct Quic;
-
-impl Fabric for Quic {
-    type Held = [Mesh; 2];
-
-    async fn link([a, b]: [Arc<dyn Handler>; 2]) -> Result<Self::Held, Failure> {
-        let authority = Authority::new("bench")?;
-        let start = async |name: &str, handler| {
-            let of_node = authority.issue(&NodeName::new(name)?, 1)?;
-            let [trusted, certificate, key] = [authority.certificate_pem(), of_node.certificate_pem, of_node.key_pem];
-            let settings = MeshSettings {
-                incarnation: 1,
-                settings_digest: 1,
-                listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-                credentials: Credentials::from_pem(trusted.as_bytes(), certificate.as_bytes(), key.as_bytes())?,
-                limits: Limits::default(),
-                timings: Timings::default(),
-            };
-            Ok::<_, Failure>(Mesh::start(settings, handler).await?)
+/// Two meshes over loopback, linked as long as they live.
+async fn linked([a, b]: [Arc<dyn Handler>; 2]) -> Result<[Mesh; 2], Failure> {
+    let authority = Authority::new("bench")?;
+    let start = async |name: &str, handler| {
+        let of_node = authority.issue(&NodeName::new(name)?, 1)?;
+        let [trusted, certificate, key] = [authority.certificate_pem(), of_node.certificate_pem, of_node.key_pem];
+        let settings = MeshSettings {
+            incarnation: 1,
+            settings_digest: 1,
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            credentials: Credentials::from_pem(trusted.as_bytes(), certificate.as_bytes(), key.as_bytes())?,
+            limits: Limits::default(),
+            timings: Timings::default(),
         };
-        let meshes = [start("a", a).await?, start("b", b).await?];
-        meshes[0].connect(NodeName::new("b")?, meshes[1].local_addr().to_string());
-        Ok(meshes)
-    }
+        Ok::<_, Failure>(Mesh::start(settings, handler).await?)
+    };
+    let meshes = [start("a", a).await?, start("b", b).await?];
+    meshes[0].connect(NodeName::new("b")?, meshes[1].local_addr().to_string());
+    Ok(meshes)
 }
 
 // -- ours
@@ -121,108 +95,113 @@ impl Actor for Sum {
 
 // -- the thin layer
 
-const THIN_TELL: u8 = 0;
-const THIN_ASK: u8 = 1;
-const THIN_ANSWER: u8 = 2;
+#[derive(Serialize, Deserialize)]
+enum ThinMessage {
+    Take(Bytes64),
+    Echo(u64, Bytes64),
+    Echoed(u64, Bytes64),
+}
 
-/// Both sides of it: counts tells, answers asks at once, hands answers to who waits.
-#[derive(Default)]
+type ThinWaiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Bytes64>>>>;
+
 struct Thin {
-    link: Mutex<Option<Link>>,
-    taken: AtomicU64,
+    frames: mpsc::Sender<Bytes>,
+    waiting: ThinWaiting,
     number: AtomicU64,
-    waiting: Mutex<BTreeMap<u64, oneshot::Sender<Bytes>>>,
+    taken: Arc<AtomicU64>,
 }
 
-fn thin_frame(kind: u8, number: u64) -> Bytes {
-    let mut frame = Vec::with_capacity(9 + BODY_BYTES);
-    frame.push(kind);
-    frame.extend(number.to_le_bytes());
-    frame.extend(BODY.0);
-    frame.extend(BODY.1);
-    frame.into()
-}
-
-impl Handler for Thin {
-    fn up(&self, link: &Link) {
-        *self.link.lock().expect("no holder panics") = Some(link.clone());
-    }
-
-    fn down(&self, _link: &Link, _reason: &DownReason) {}
-
-    fn frame(&self, link: &Link, lane: Lane, frame: Bytes) {
-        let Some((&kind, rest)) = frame.split_first() else { return };
-        let Some((number, _)) = rest.split_first_chunk().map(|(number, body)| (u64::from_le_bytes(*number), body))
-        else {
-            return;
-        };
-        match kind {
-            THIN_TELL => drop(self.taken.fetch_add(1, Ordering::Relaxed)),
-            // The bench never has more in flight than the queue takes.
-            THIN_ASK => drop(link.send(lane, thin_frame(THIN_ANSWER, number))),
-            _ => {
-                let waiting = self.waiting.lock().expect("no holder panics").remove(&number);
-                drop(waiting.map(|waiting| waiting.send(frame.clone())));
-            }
-        }
-    }
-
-    fn bulk(&self, _link: &Link, _body: Bytes) {}
-
-    fn datagram(&self, _link: &Link, _datagram: Bytes) {}
-
-    fn refused(&self, _peer: &str, _why: &str) {}
+fn thin_frame(message: &ThinMessage) -> Result<Bytes, Failure> {
+    Ok(codec::encode(message)?.into())
 }
 
 impl Thin {
-    async fn ask(&self, link: &Link) -> Result<(), Failure> {
+    async fn new(client: &quinn::Connection, server: &quinn::Connection) -> Result<Self, Failure> {
+        let (frames, queue) = mpsc::channel(THIN_QUEUE);
+        let (send, receive) = client.open_bi().await?;
+        tokio::spawn(thin_writer(queue, send));
+        // A stream is seen by the peer once something was written.
+        frames.send(thin_frame(&ThinMessage::Take(BODY))?).await?;
+        let (server_send, server_receive) = server.accept_bi().await?;
+        let (replies, reply_queue) = mpsc::channel(THIN_QUEUE);
+        tokio::spawn(thin_writer(reply_queue, server_send));
+        let (waiting, taken) = (ThinWaiting::default(), Arc::<AtomicU64>::default());
+        let (mailbox, messages) = mpsc::channel(THIN_QUEUE);
+        tokio::spawn(thin_actor(messages, replies, Arc::clone(&taken)));
+        tokio::spawn(async move {
+            let mut reader = ThinReader::new(server_receive);
+            while let Some(frame) = reader.next().await? {
+                mailbox.send(codec::decode::<ThinMessage, DECODED_BYTES_MAX>(&frame)?).await?;
+            }
+            Ok::<_, Failure>(())
+        });
+        let waits = Arc::clone(&waiting);
+        tokio::spawn(async move {
+            let mut reader = ThinReader::new(receive);
+            while let Some(frame) = reader.next().await? {
+                if let ThinMessage::Echoed(number, body) = codec::decode::<ThinMessage, DECODED_BYTES_MAX>(&frame)? {
+                    let waiting = waits.lock().expect("no holder panics").remove(&number);
+                    let _ = waiting.map(|waiting| waiting.send(body));
+                }
+            }
+            Ok::<_, Failure>(())
+        });
+        Ok(Self { frames, waiting, number: AtomicU64::new(0), taken })
+    }
+
+    async fn ask(&self) -> Result<Bytes64, Failure> {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         self.waiting.lock().expect("no holder panics").insert(number, sender);
-        link.send(Lane::Messages(0), thin_frame(THIN_ASK, number))?;
-        tokio::time::timeout(DEADLINE, receiver).await??;
-        Ok(())
+        self.frames.send(thin_frame(&ThinMessage::Echo(number, BODY))?).await?;
+        Ok(tokio::time::timeout(DEADLINE, receiver).await??)
     }
+}
+
+async fn thin_actor(
+    mut messages: mpsc::Receiver<ThinMessage>,
+    replies: mpsc::Sender<Bytes>,
+    taken: Arc<AtomicU64>,
+) -> Result<(), Failure> {
+    while let Some(message) = messages.recv().await {
+        match message {
+            ThinMessage::Echo(number, body) => replies.send(thin_frame(&ThinMessage::Echoed(number, body))?).await?,
+            ThinMessage::Take(_) | ThinMessage::Echoed(..) => {
+                taken.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What is compared.
 #[derive(Clone)]
 enum Contender {
     Starling(Address<Message>),
-    Thin { near: Arc<Thin>, far: Arc<Thin>, link: Link },
+    Thin(Arc<Thin>),
 }
 
 impl Contender {
     fn name(&self) -> &'static str {
         match self {
             Self::Starling(_) => "starling-actors",
-            Self::Thin { .. } => "thin layer",
+            Self::Thin(_) => "thin layer",
         }
     }
 
     async fn ask(&self) -> Result<(), Failure> {
-        match self {
-            Self::Starling(address) => {
-                let echo = address.ask(TRACE, DEADLINE, |reply| Message::Echo(BODY, reply)).await?;
-                assert_eq!(echo, BODY);
-                Ok(())
-            }
-            Self::Thin { near, link, .. } => near.ask(link).await,
-        }
+        let echo = match self {
+            Self::Starling(address) => address.ask(TRACE, DEADLINE, |reply| Message::Echo(BODY, reply)).await?,
+            Self::Thin(thin) => thin.ask().await?,
+        };
+        assert_eq!(echo, BODY);
+        Ok(())
     }
 
-    /// False when the sender has to wait.
-    async fn tell(&self) -> Result<bool, Failure> {
+    async fn tell(&self) -> Result<(), Failure> {
         match self {
-            Self::Starling(address) => {
-                address.send(TRACE, Message::Take(BODY)).await?;
-                Ok(true)
-            }
-            Self::Thin { link, .. } => match link.send(Lane::Messages(0), thin_frame(THIN_TELL, 0)) {
-                Ok(()) => Ok(true),
-                Err(LinkError::Full { .. }) => Ok(false),
-                Err(error) => Err(error.into()),
-            },
+            Self::Starling(address) => Ok(address.send(TRACE, Message::Take(BODY)).await?),
+            Self::Thin(thin) => Ok(thin.frames.send(thin_frame(&ThinMessage::Take(BODY))?).await?),
         }
     }
 
@@ -235,7 +214,7 @@ impl Contender {
                     count => return Ok(count?),
                 }
             },
-            Self::Thin { far, .. } => Ok(far.taken.load(Ordering::Relaxed)),
+            Self::Thin(thin) => Ok(thin.taken.load(Ordering::Relaxed)),
         }
     }
 
@@ -244,9 +223,7 @@ impl Contender {
         let before = self.taken().await?;
         let start = Instant::now();
         for _ in 0..TELLS {
-            while !self.tell().await? {
-                tokio::task::yield_now().await;
-            }
+            self.tell().await?;
         }
         while self.taken().await? - before < TELLS {
             tokio::task::yield_now().await;
@@ -286,48 +263,59 @@ impl Contender {
     }
 }
 
+/// NaN where nothing was measured.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-async fn contenders<F: Fabric>() -> Result<(Vec<Contender>, [F::Held; 2]), Failure> {
+/// Whether the command line names this part, or none.
+fn is_asked_for(part: &str) -> bool {
+    let mut named = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).peekable();
+    named.peek().is_none() || named.any(|name| name == part)
+}
+
+/// An actor on another node, and the meshes that lead to it.
+async fn ours() -> Result<(Address<Message>, [Mesh; 2]), Failure> {
     let (a, b) = (Node::new("a"), Node::new("b"));
     let spec = SupervisorSpec::new("s", Strategy::OneForOne);
     b.start(spec.child(ActorSpec::new("sum", || Sum(0)))).await?;
     b.expose::<Message>("sum");
-    let ours = F::link([a.mesh_handler(), b.mesh_handler()]).await?;
+    let meshes = linked([a.mesh_handler(), b.mesh_handler()]).await?;
     let address = a.remote::<Message>(&NodeName::new("b")?, "sum");
-    let (near, far) = (Arc::new(Thin::default()), Arc::new(Thin::default()));
-    let thin = F::link([Arc::clone(&near) as _, Arc::clone(&far) as _]).await?;
-    let link = loop {
-        let link = near.link.lock().expect("no holder panics").clone();
-        match link {
-            Some(link) if address.is_running() => break link,
-            _ => tokio::task::yield_now().await,
-        }
-    };
-    Ok((vec![Contender::Starling(address), Contender::Thin { near, far, link }], [ours, thin]))
+    while !address.is_running() {
+        tokio::task::yield_now().await;
+    }
+    Ok((address, meshes))
 }
 
-async fn run<F: Fabric>(fabric: &str, out: &mut impl Write) -> Result<(), Failure> {
-    let (contenders, _held) = contenders::<F>().await?;
+async fn run(out: &mut impl Write) -> Result<(), Failure> {
+    let (address, _meshes) = ours().await?;
+    let (client, server, _endpoints) = connected(&Authority::new("bench")?).await?;
+    let thin = Arc::new(Thin::new(&client, &server).await?);
+    let contenders = [Contender::Thin(thin), Contender::Starling(address)];
     let mut figures = [const { [const { Vec::new() }; 3] }; 2];
     for _ in 0..ROUNDS {
         for (contender, [latency, asks, tells]) in contenders.iter().zip(&mut figures) {
-            latency.push(contender.latency().await?);
-            asks.push(contender.asks().await?);
-            tells.push(contender.tells().await?);
+            if is_asked_for("asks") {
+                latency.push(contender.latency().await?);
+                asks.push(contender.asks().await?);
+            }
+            if is_asked_for("tells") {
+                tells.push(contender.tells().await?);
+            }
         }
     }
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_else(|_| "unknown".into());
-    writeln!(out, "{fabric}: median of {ROUNDS} rounds, bodies of {BODY_BYTES} bytes; load average {}", load.trim())?;
-    let in_flight = format!("k asks/s, {IN_FLIGHT} in flight");
-    writeln!(out, "{:<16} {:>11} {in_flight:>24} {:>9}", "", "ask p50 us", "k tells/s")?;
-    for (contender, figures) in contenders.iter().zip(figures) {
-        let [latency, asks, tells] = figures.map(median);
-        writeln!(out, "{:<16} {latency:>11.2} {asks:>24.1} {tells:>9.1}", contender.name())?;
+    writeln!(out, "median of {ROUNDS} rounds, bodies of {BODY_BYTES} bytes; load average {}", load.trim())?;
+    let heads = ["ask p50 us", "k asks/s at 64", "k tells/s"];
+    writeln!(out, "{:<16}{}", "", heads.map(|head| format!("{head:>16}")).concat())?;
+    let rows = figures.map(|row| row.map(median));
+    for (contender, row) in contenders.iter().zip(&rows) {
+        writeln!(out, "{:<16}{}", contender.name(), row.map(|figure| format!("{figure:>16.1}")).concat())?;
     }
+    let ratios: String = rows[1].iter().zip(&rows[0]).map(|(ours, thin)| format!("{:>16.2}", ours / thin)).collect();
+    writeln!(out, "{:<16}{ratios}", "actors / thin")?;
     Ok(())
 }
 
@@ -343,8 +331,7 @@ fn memory_mib() -> Option<(u64, u64)> {
 
 /// Both nodes are in this process, so its memory is that of the sender and the receiver together.
 async fn flood(out: &mut impl Write) -> Result<(), Failure> {
-    let (contenders, _held) = contenders::<Quic>().await?;
-    let Contender::Starling(address) = &contenders[0] else { return Ok(()) };
+    let (address, _meshes) = ours().await?;
     let before = memory_mib();
     let start = Instant::now();
     for _ in 0..HEAVY_TELLS {
@@ -367,9 +354,10 @@ fn main() -> Result<(), Failure> {
     runtime.block_on(async {
         let benched = tokio::spawn(async {
             let mut out = Vec::new();
-            flood(&mut out).await?;
-            run::<Memory>("in memory", &mut out).await?;
-            run::<Quic>("over QUIC", &mut out).await?;
+            if is_asked_for("flood") {
+                flood(&mut out).await?;
+            }
+            run(&mut out).await?;
             Ok::<_, Failure>(out)
         });
         std::io::stdout().write_all(&benched.await??)?;
