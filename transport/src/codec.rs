@@ -25,8 +25,29 @@ pub enum CodecError {
 /// # Errors
 /// [`CodecError::Encode`] when its `Serialize` fails, for instance on a sequence of unknown length.
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, CodecError> {
-    bincode::serde::encode_to_vec(value, bincode::config::standard())
-        .map_err(|error| CodecError::Encode { reason: error.to_string() })
+    let mut out = Vec::new();
+    encode_onto(value, &mut out)?;
+    Ok(out)
+}
+
+/// Encodes `value` behind what `out` holds.
+///
+/// # Errors
+/// As [`encode`]; `out` then ends in a part of the value.
+pub fn encode_onto<T: Serialize>(value: &T, out: &mut Vec<u8>) -> Result<(), CodecError> {
+    let encoded = bincode::serde::encode_into_writer(value, Onto(out), bincode::config::standard());
+    encoded.map_err(|error| CodecError::Encode { reason: error.to_string() })
+}
+
+struct Onto<'a>(&'a mut Vec<u8>);
+
+impl bincode::enc::write::Writer for Onto<'_> {
+    // Called for each byte of an array.
+    #[inline(always)]
+    fn write(&mut self, bytes: &[u8]) -> Result<(), bincode::error::EncodeError> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
 }
 
 /// Decodes a value that takes up all of `bytes`, reading and reserving at most `LIMIT` bytes whatever lengths the input claims.

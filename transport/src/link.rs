@@ -5,8 +5,9 @@
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// A node's name: what its certificate says. 1 to 63 of `a-z`, `0-9` and `-`, a letter first and no dash last: a DNS label, and one
@@ -144,15 +145,31 @@ pub trait Port: Send + Sync + 'static {
 
 /// A link to one life of a peer. Cheap to clone, usable from any thread.
 #[derive(Clone)]
-pub struct Link(Arc<dyn Port>);
+pub struct Link(Arc<LinkShared>);
+
+struct LinkShared {
+    attached: OnceLock<Weak<dyn Any + Send + Sync>>,
+    port: Arc<dyn Port>,
+}
 
 impl Link {
     pub fn new(port: Arc<dyn Port>) -> Self {
-        Self(port)
+        Self(Arc::new(LinkShared { attached: OnceLock::new(), port }))
+    }
+
+    /// Keeps what the layer above knows of this link, for all its clones; the first call counts.
+    pub fn attach<T: Send + Sync + 'static>(&self, what: &Arc<T>) {
+        let weak: Weak<T> = Arc::downgrade(what);
+        let _ = self.0.attached.set(weak);
+    }
+
+    /// What was attached, while it lives.
+    pub fn attached<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
+        self.0.attached.get()?.upgrade()?.downcast().ok()
     }
 
     pub fn peer(&self) -> &Peer {
-        self.0.peer()
+        self.0.port.peer()
     }
 
     /// Queues a frame behind those of its lane; never waits.
@@ -160,7 +177,7 @@ impl Link {
     /// # Errors
     /// See [`LinkError`]; the frame was not taken.
     pub fn send(&self, lane: Lane, frame: Bytes) -> Result<(), LinkError> {
-        self.0.send(lane, frame)
+        self.0.port.send(lane, frame)
     }
 
     /// Sends a large body on a stream of its own, at the lowest priority: it holds nothing else up, and keeps no order with
@@ -169,7 +186,7 @@ impl Link {
     /// # Errors
     /// See [`LinkError`]; the body was not taken.
     pub fn send_bulk(&self, body: Bytes) -> Result<(), LinkError> {
-        self.0.send_bulk(body)
+        self.0.port.send_bulk(body)
     }
 
     /// May be lost, doubled or overtaken.
@@ -177,26 +194,26 @@ impl Link {
     /// # Errors
     /// A datagram that is larger than the path allows, or a link that is down.
     pub fn send_datagram(&self, datagram: Bytes) -> Result<(), LinkError> {
-        self.0.send_datagram(datagram)
+        self.0.port.send_datagram(datagram)
     }
 
     /// Bytes taken for sending and not handed to the connection yet.
     pub fn queued_bytes(&self) -> usize {
-        self.0.queued_bytes()
+        self.0.port.queued_bytes()
     }
 
     /// Since anything came from the peer.
     pub fn last_heard(&self) -> Duration {
-        self.0.last_heard()
+        self.0.port.last_heard()
     }
 
     pub fn is_up(&self) -> bool {
-        self.0.is_up()
+        self.0.port.is_up()
     }
 
     /// Ends the link at once: what is queued is lost.
     pub fn close(&self, reason: DownReason) {
-        self.0.close(reason);
+        self.0.port.close(reason);
     }
 }
 

@@ -213,6 +213,10 @@ impl<M: Send + 'static> Slot<M> {
         Self { name, node, current: ArcSwapOption::empty() }
     }
 
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// From now on the name leads to `mailbox`.
     pub fn publish(&self, mailbox: Arc<Mailbox<M>>) {
         self.current.store(Some(mailbox));

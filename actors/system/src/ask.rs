@@ -1,12 +1,12 @@
 //! Questions: every one ends in exactly one answer or one typed error, no later than its deadline.
 
 use crate::address::{Address, Limit, Posed, SendError};
-use crate::remote::{Asked, Asking, Failure, Pending, Posted, claim, decode_body, leave};
+use crate::remote::{Asked, Asking, Encode, Failure, Pending, Posted, claim, decode_body, leave};
 use crate::trace::TraceContext;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use starling_transport::codec::{self, CodecError};
+use starling_transport::codec;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub struct Reply<R> {
 /// The way home.
 enum Answer<R> {
     Local(oneshot::Sender<Result<R, Failure>>),
-    Remote { asked: Arc<Asked>, encode: fn(&R) -> Result<Vec<u8>, CodecError> },
+    Remote { asked: Arc<Asked>, encode: Encode<R> },
 }
 
 impl<R> Reply<R> {
@@ -66,7 +66,7 @@ impl<R> Reply<R> {
             // The asker may have met its deadline: then nobody is left to tell.
             Some(Answer::Local(sender)) => drop(sender.send(Ok(answer))),
             Some(Answer::Remote { asked, encode }) => {
-                asked.answer(encode(&answer).map_err(|error| error.to_string()));
+                asked.answer(|frame| encode(&answer, frame));
             }
             None => {}
         }
@@ -136,7 +136,7 @@ impl<R: Serialize + DeserializeOwned + Send + 'static> Serialize for Reply<R> {
 impl<'de, R: Serialize + DeserializeOwned + Send + 'static> Deserialize<'de> for Reply<R> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let asked = claim(u16::deserialize(deserializer)?).map_err(D::Error::custom)?;
-        Ok(Self::new(Answer::Remote { asked, encode: codec::encode::<R> }))
+        Ok(Self::new(Answer::Remote { asked, encode: codec::encode_onto::<R> }))
     }
 }
 

@@ -2,12 +2,12 @@
 
 use crate::address::{Address, Limit, Posed, SendError};
 use crate::entry::Control;
-use crate::remote::{Asked, Failure, Home, OutletError, Pending, Streaming, claim_sink, decode_body, leave};
+use crate::remote::{Asked, Encode, Failure, Home, OutletError, Pending, Streaming, claim_sink, decode_body, leave};
 use crate::trace::TraceContext;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use starling_transport::codec::{self, CodecError};
+use starling_transport::codec;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -58,7 +58,7 @@ pub struct Sink<T> {
 
 enum Outlet<T> {
     Local { sender: mpsc::Sender<T>, shared: Arc<Shared>, items_max: u32 },
-    Remote { asked: Arc<Asked>, sent: u64, encode: fn(&T) -> Result<Vec<u8>, CodecError> },
+    Remote { asked: Arc<Asked>, sent: u64, encode: Encode<T> },
 }
 
 impl<T> Sink<T> {
@@ -85,8 +85,8 @@ impl<T> Sink<T> {
                 mpsc::error::TrySendError::Closed(item) => SinkError::Unwanted(item),
             }),
             Some(Outlet::Remote { asked, sent, encode }) => {
-                let result = encode(&item).map_err(encoding).and_then(|body| asked.try_send_item(&body));
-                match result {
+                let frame = asked.item(|frame| encode(&item, frame));
+                match frame.and_then(|frame| asked.try_send_item(frame)) {
                     Ok(()) => *sent += 1,
                     Err(error) => return Err(returned(item, error)),
                 }
@@ -106,9 +106,10 @@ impl<T> Sink<T> {
                 sender.send(item).await.map_err(|mpsc::error::SendError(item)| SinkError::Unwanted(item))
             }
             Some(Outlet::Remote { asked, sent, encode }) => {
-                let result = match encode(&item) {
-                    Ok(body) => asked.send_item(&body).await,
-                    Err(error) => Err(encoding(error)),
+                let frame = asked.item(|frame| encode(&item, frame));
+                let result = match frame {
+                    Ok(frame) => asked.send_item(frame).await,
+                    Err(error) => Err(error),
                 };
                 match result {
                     Ok(()) => *sent += 1,
@@ -142,10 +143,6 @@ impl<T> Sink<T> {
             None => {}
         }
     }
-}
-
-fn encoding(error: CodecError) -> OutletError {
-    OutletError::Unsendable(error.to_string())
 }
 
 fn returned<T>(item: T, error: OutletError) -> SinkError<T> {
@@ -194,7 +191,7 @@ impl<'de, T: Serialize + DeserializeOwned + Send + 'static> Deserialize<'de> for
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (index, items_max) = Deserialize::deserialize(deserializer)?;
         let asked = claim_sink(index, items_max).map_err(D::Error::custom)?;
-        Ok(Self::new(Outlet::Remote { asked, sent: 0, encode: codec::encode::<T> }))
+        Ok(Self::new(Outlet::Remote { asked, sent: 0, encode: codec::encode_onto::<T> }))
     }
 }
 

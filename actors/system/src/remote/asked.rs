@@ -1,10 +1,11 @@
 //! The answering side of the peer's questions.
 
 use super::passage::Fate;
-use super::session::{Session, Way, lane_of};
-use super::wire::{Failure, Frame, Key};
+use super::session::{Session, Way};
+use super::wire::{Failure, Key};
 use bytes::Bytes;
-use starling_transport::LinkError;
+use starling_transport::codec::CodecError;
+use starling_transport::{Lane, LinkError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use tokio::sync::{Semaphore, TryAcquireError};
 pub(crate) struct Asked {
     session: Arc<Session>,
     key: Key,
+    lane: Lane,
     wanted: AtomicBool,
     fate: Arc<Fate>,
     /// 0: a question of one answer.
@@ -29,10 +31,11 @@ pub(crate) enum OutletError {
 }
 
 impl Asked {
-    pub fn new(session: &Arc<Session>, key: Key, items_max: u32, fate: &Arc<Fate>) -> Self {
+    pub fn new(session: &Arc<Session>, (key, lane): (Key, Lane), items_max: u32, fate: &Arc<Fate>) -> Self {
         Self {
             session: Arc::clone(session),
             key,
+            lane,
             wanted: AtomicBool::new(true),
             fate: Arc::clone(fate),
             items_max,
@@ -44,11 +47,14 @@ impl Asked {
         self.wanted.load(Ordering::Acquire)
     }
 
-    pub fn answer(&self, body: Result<Vec<u8>, String>) {
+    pub fn answer(&self, encode: impl FnOnce(&mut Vec<u8>) -> Result<(), CodecError>) {
         if self.close() {
-            match body {
-                Ok(body) => self.session.send_answer(self.key, &body),
-                Err(reason) => self.session.send_failure(self.key, 0, Failure::AnswerLost { reason }),
+            match self.key.answer(encode) {
+                Ok(frame) => self.session.send_answer((self.key, self.lane), frame),
+                Err(error) => {
+                    let reason = error.to_string();
+                    self.session.send_failure(self.key, 0, Failure::AnswerLost { reason });
+                }
             }
         }
     }
@@ -67,10 +73,15 @@ impl Asked {
         }
     }
 
-    pub fn try_send_item(&self, body: &[u8]) -> Result<(), OutletError> {
+    /// An item, ready to be sent.
+    pub fn item(&self, encode: impl FnOnce(&mut Vec<u8>) -> Result<(), CodecError>) -> Result<Bytes, OutletError> {
+        self.key.item(encode).map_err(|error| OutletError::Unsendable(error.to_string()))
+    }
+
+    pub fn try_send_item(&self, frame: Bytes) -> Result<(), OutletError> {
         match self.items_left.try_acquire() {
             Ok(credit) => {
-                self.post_item(&Frame::Item { key: self.key, body }.encode())?;
+                self.post_item(frame)?;
                 credit.forget();
                 Ok(())
             }
@@ -79,11 +90,10 @@ impl Asked {
         }
     }
 
-    pub async fn send_item(&self, body: &[u8]) -> Result<(), OutletError> {
+    pub async fn send_item(&self, frame: Bytes) -> Result<(), OutletError> {
         let credit = self.items_left.acquire().await.map_err(|_| OutletError::Unwanted)?;
-        let frame = Frame::Item { key: self.key, body }.encode();
         let mut pauses = Pauses::default();
-        while let Err(error) = self.post_item(&frame) {
+        while let Err(error) = self.post_item(frame.clone()) {
             match error {
                 OutletError::Full => pauses.pause().await,
                 error => return Err(error),
@@ -94,11 +104,11 @@ impl Asked {
     }
 
     /// All items of a stream take one lane, so they keep their order.
-    fn post_item(&self, frame: &Bytes) -> Result<(), OutletError> {
+    fn post_item(&self, frame: Bytes) -> Result<(), OutletError> {
         if !self.is_wanted() {
             return Err(OutletError::Unwanted);
         }
-        self.session.send(Way::Lane(lane_of(self.key.request)), frame.clone()).map_err(|error| match error {
+        self.session.send(Way::Lane(self.lane), frame).map_err(|error| match error {
             LinkError::Full { .. } => OutletError::Full,
             LinkError::Down { .. } => OutletError::Unwanted,
             error @ LinkError::TooLarge { .. } => OutletError::Unsendable(error.to_string()),

@@ -76,6 +76,9 @@ pub(crate) fn decode_body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result
     })
 }
 
+/// Encodes a value behind what stands before it in a frame.
+pub(crate) type Encode<T> = fn(&T, &mut Vec<u8>) -> Result<(), CodecError>;
+
 /// FNV-1a: the same on every machine.
 pub(crate) fn hash_of(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
@@ -105,6 +108,11 @@ type Sessions = BTreeMap<NodeName, Arc<Session>>;
 impl Remote {
     pub fn expose(&self, name: Arc<str>, gate: Arc<dyn Gate>) {
         self.gates.write().unwrap_or_else(PoisonError::into_inner).insert(name, gate);
+        self.read_sessions().values().for_each(|session| session.forget_entrances());
+    }
+
+    fn gate(&self, name: &str) -> Option<Arc<dyn Gate>> {
+        self.gates.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
     pub fn next_request(&self) -> u64 {
@@ -155,12 +163,6 @@ impl Remote {
         let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(counters.entry(name.clone()).or_default())
     }
-
-    /// The session of exactly this link, unless it has ended.
-    fn session_of(&self, link: &Link) -> Option<Arc<Session>> {
-        let sessions = self.read_sessions();
-        sessions.get(&link.peer().name).filter(|session| is_same(&session.link, link) && !session.has_ended()).cloned()
-    }
 }
 
 /// Two links to one name are told apart by where their ports keep the peer.
@@ -185,10 +187,9 @@ impl MeshHandler {
     }
 
     fn take(&self, link: &Link, lane: Option<Lane>, frame: &Bytes) {
-        let Some(remote) = self.remote.upgrade() else { return };
-        let Some(session) = remote.session_of(link) else { return };
+        let Some(session) = link.attached::<Session>().filter(|session| !session.has_ended()) else { return };
         session.counters.received(frame.len());
-        let arrival = Arrival { remote: &remote, session: &session, lane, bytes: frame.len() };
+        let arrival = Arrival { remote: &self.remote, session: &session, lane, bytes: frame.len() };
         let taken = Frame::decode(frame).map_err(|error| error.to_string()).and_then(|frame| arrival.take(frame));
         if let Err(what) = taken {
             session.violated(&what);
@@ -201,6 +202,7 @@ impl Handler for MeshHandler {
         let Some(remote) = self.remote.upgrade() else { return };
         let name = link.peer().name.clone();
         let session = Arc::new(Session::new(link.clone(), self.limits, remote.counters(&name)));
+        link.attach(&session);
         let listeners = remote.lock_listeners();
         let before = remote.write_sessions().insert(name, Arc::clone(&session));
         if let Some(before) = before {
@@ -248,7 +250,7 @@ fn ended(listeners: &Listeners, session: &Session, reason: &DownReason) {
 
 /// A frame of a peer, and where it came from.
 struct Arrival<'a> {
-    remote: &'a Remote,
+    remote: &'a Weak<Remote>,
     session: &'a Arc<Session>,
     /// None: a bulk body.
     lane: Option<Lane>,
@@ -261,7 +263,8 @@ impl Arrival<'_> {
     fn take(&self, frame: Frame<'_>) -> Result<(), String> {
         match frame {
             Frame::Hello { version, codec, window_bytes } => {
-                let listeners = self.remote.lock_listeners();
+                let Some(remote) = self.remote.upgrade() else { return Ok(()) };
+                let listeners = remote.lock_listeners();
                 self.session.take_hello((version, codec), window_bytes)?;
                 if !self.session.has_ended() {
                     self.session.counters.links.fetch_add(1, Ordering::Relaxed);
@@ -289,8 +292,8 @@ impl Arrival<'_> {
     fn tell(&self, tell: &Tell<'_>) -> Result<(), String> {
         let counters = &self.session.counters;
         let credited = self.lane != Some(Lane::Rounds);
-        let gate = self.remote.gates.read().unwrap_or_else(PoisonError::into_inner).get(tell.name).cloned();
-        let Some(gate) = gate else {
+        let entrance = self.session.entrance(tell.name, || self.remote.upgrade()?.gate(tell.name));
+        let Some(entrance) = entrance else {
             counters.not_exposed.fetch_add(1, Ordering::Relaxed);
             if credited {
                 // No flow is kept for a name that a peer made up.
@@ -300,7 +303,7 @@ impl Arrival<'_> {
             self.session.refuse(tell.request, Failure::NotExposed);
             return Ok(());
         };
-        let permit = match credited.then(|| self.session.flow(tell.name).charge(self.bytes)).transpose() {
+        let permit = match credited.then(|| entrance.flow.charge(self.bytes)).transpose() {
             Ok(permit) => permit,
             Err(overdrawn) => {
                 let limit = self.session.limits.window_bytes;
@@ -314,7 +317,7 @@ impl Arrival<'_> {
             Failure::Undecodable => &counters.undecodable,
             _ => &counters.not_running,
         };
-        if let Err(failure) = gate.take(self.session, tell, permit) {
+        if let Err(failure) = entrance.gate.take(self.session, tell, permit) {
             counter(&failure).fetch_add(1, Ordering::Relaxed);
             self.session.refuse(tell.request, failure);
         }

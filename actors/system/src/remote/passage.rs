@@ -6,6 +6,7 @@ use super::asked::Asked;
 use super::session::Session;
 use super::wire::{Failure, Key, REPLIES_MAX};
 use crate::entry::Control;
+use starling_transport::Lane;
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -99,9 +100,17 @@ impl Fate {
 /// A message that is being decoded.
 struct Arrival {
     session: Arc<Session>,
-    request: u64,
+    replies: Replies,
     claimed: Vec<bool>,
     fate: Arc<Fate>,
+}
+
+/// What a message says of the replies in it, and the lane by which they go home.
+#[derive(Clone, Copy)]
+pub(crate) struct Replies {
+    pub request: u64,
+    pub count: u16,
+    pub lane: Lane,
 }
 
 /// Encodes within the passage; what the replies inside left behind comes back in the order of their numbers.
@@ -118,12 +127,12 @@ pub(crate) fn outward<T>(encode: impl FnOnce() -> T) -> (T, Vec<Pending>) {
 /// Decodes within the passage. The last part of the result says which of the `replies` were found.
 pub(crate) fn inward<T>(
     session: &Arc<Session>,
-    (request, replies): (u64, u16),
+    replies: Replies,
     fate: &Arc<Fate>,
     decode: impl FnOnce() -> T,
 ) -> (T, Vec<bool>) {
-    let claimed = vec![false; replies.into()];
-    let arrival = Arrival { session: Arc::clone(session), request, claimed, fate: Arc::clone(fate) };
+    let claimed = vec![false; replies.count.into()];
+    let arrival = Arrival { session: Arc::clone(session), replies, claimed, fate: Arc::clone(fate) };
     let restore = Restore(Some(PASSAGE.replace(Passage::In(arrival))));
     let decoded = decode();
     match restore.take() {
@@ -179,7 +188,8 @@ pub(crate) fn claim_sink(index: u16, items_max: u32) -> Result<Arc<Asked>, &'sta
             Some(claimed) if !*claimed => *claimed = true,
             _ => return Err("no such reply is in this message"),
         }
-        let key = Key { request: arrival.request, index };
-        Session::ask_arrives(&arrival.session, key, items_max, &arrival.fate)
+        let key = Key { request: arrival.replies.request, index };
+        let asked = Asked::new(&arrival.session, (key, arrival.replies.lane), items_max, &arrival.fate);
+        Session::ask_arrives(&arrival.session, key, asked)
     })
 }

@@ -2,9 +2,10 @@
 
 use super::asked::Asked;
 use super::flow::{Flow, Window, WindowClosed};
-use super::passage::{Fate, Home, Pending};
+use super::gate::Gate;
+use super::passage::{Home, Pending};
 use super::stats::Counters;
-use super::wire::{ALL_REPLIES, ENVELOPE_VERSION, Failure, Frame, Key};
+use super::wire::{ALL_REPLIES, ENVELOPE_VERSION, Failure, Frame, KEY_BYTES, Key};
 use super::{RemoteLimits, hash_of};
 use bytes::Bytes;
 use starling_transport::{DownReason, Lane, Link, LinkError, codec};
@@ -36,6 +37,13 @@ pub(crate) struct Session {
     asked: Mutex<AskedTable>,
     windows: Mutex<BTreeMap<u64, Arc<Window>>>,
     flows: Mutex<BTreeMap<u64, Arc<Flow>>>,
+    entrances: Mutex<BTreeMap<Arc<str>, Arc<Entrance>>>,
+}
+
+/// What a message of the peer for one name meets; kept, so that it is looked up once for all of them.
+pub(crate) struct Entrance {
+    pub gate: Arc<dyn Gate>,
+    pub flow: Arc<Flow>,
 }
 
 /// Our questions. Invariant: (S1) once `closed`, it is empty.
@@ -97,6 +105,7 @@ impl Session {
             asked: Mutex::default(),
             windows: Mutex::default(),
             flows: Mutex::default(),
+            entrances: Mutex::default(),
         }
     }
 
@@ -314,12 +323,8 @@ impl Session {
     // -- the peer's questions
 
     /// A reply was found in a message of the peer.
-    pub fn ask_arrives(
-        session: &Arc<Self>,
-        key: Key,
-        items_max: u32,
-        fate: &Arc<Fate>,
-    ) -> Result<Arc<Asked>, &'static str> {
+    pub fn ask_arrives(session: &Arc<Self>, key: Key, asked: Asked) -> Result<Arc<Asked>, &'static str> {
+        let asked = Arc::new(asked);
         let mut table = lock(&session.asked);
         if table.open.contains_key(&key) {
             return Err("the same request is open already");
@@ -332,7 +337,6 @@ impl Session {
         if let Some(at) = cancelled {
             table.early_cancels.remove(at);
         }
-        let asked = Arc::new(Asked::new(session, key, items_max, fate));
         if cancelled.is_some() || session.has_ended() {
             asked.close_in_silence();
         } else {
@@ -381,9 +385,9 @@ impl Session {
         let _ = self.send(Way::Lane(Lane::Control), Frame::Fail { key, items, failure }.encode());
     }
 
-    pub fn send_answer(&self, key: Key, body: &[u8]) {
-        let way = if body.len() > LANE_BYTES_MAX { Way::Bulk } else { Way::Lane(lane_of(key.request)) };
-        let frame = Frame::Answer { key, body }.encode();
+    /// By the lane of the question: answers that are given together then travel together.
+    pub fn send_answer(&self, (key, lane): (Key, Lane), frame: Bytes) {
+        let way = if frame.len() > KEY_BYTES + LANE_BYTES_MAX { Way::Bulk } else { Way::Lane(lane) };
         let error = match self.send(way, frame.clone()) {
             Ok(()) | Err(LinkError::Down { .. }) => return,
             // An answer must not be lost to a full queue; there are no more of them than there are open questions.
@@ -418,8 +422,24 @@ impl Session {
         Err(format!("{bytes} bytes of credit came back for flow {flow:x}, more than were taken"))
     }
 
-    /// The flow to an actor that peers may reach.
-    pub fn flow(&self, name: &str) -> Arc<Flow> {
+    /// The way to an actor that peers may reach; `find` knows who is exposed.
+    pub fn entrance(&self, name: &str, find: impl FnOnce() -> Option<Arc<dyn Gate>>) -> Option<Arc<Entrance>> {
+        let mut entrances = lock(&self.entrances);
+        if let Some(entrance) = entrances.get(name) {
+            return Some(Arc::clone(entrance));
+        }
+        // Under the lock, so that what is found is forgotten if it is replaced meanwhile.
+        let entrance = Arc::new(Entrance { gate: find()?, flow: self.flow(name) });
+        entrances.insert(name.into(), Arc::clone(&entrance));
+        Some(entrance)
+    }
+
+    /// Somebody else may be exposed by a name that was looked up.
+    pub fn forget_entrances(&self) {
+        lock(&self.entrances).clear();
+    }
+
+    fn flow(&self, name: &str) -> Arc<Flow> {
         let hash = hash_of(name);
         let make =
             || Arc::new(Flow::new(hash, self.limits.window_bytes, self.link.clone(), Arc::clone(&self.counters)));

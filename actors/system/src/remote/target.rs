@@ -4,14 +4,14 @@ use super::asked::Pauses;
 use super::flow::{Window, cost};
 use super::passage::{Pending, outward};
 use super::session::{LANE_BYTES_MAX, PostError, Session, Way, lane_of};
-use super::wire::{Frame, NAME_BYTES_MAX, Tell};
-use super::{Remote, hash_of, type_hash};
+use super::wire::{NAME_BYTES_MAX, Tell, framed};
+use super::{Encode, Remote, hash_of, type_hash};
 use crate::trace::TraceContext;
 use crate::{Carrier, Limit, SendError};
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use serde::Serialize;
-use starling_transport::codec::{self, CodecError};
+use starling_transport::codec;
 use starling_transport::{Lane, LinkError, NodeName};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(crate) struct RemoteTarget<M> {
     flow: u64,
     type_hash: u64,
     carrier: Carrier,
-    encode: fn(&M) -> Result<Vec<u8>, CodecError>,
+    encode: Encode<M>,
     /// The way of the last send; looked for again when its link has ended.
     route: ArcSwapOption<Route>,
 }
@@ -84,7 +84,7 @@ impl<M: Serialize> RemoteTarget<M> {
             flow: hash_of(&name),
             type_hash: type_hash::<M>(schema),
             carrier: Carrier::Messages,
-            encode: codec::encode::<M>,
+            encode: codec::encode_onto::<M>,
             route: ArcSwapOption::empty(),
             remote,
             node,
@@ -171,17 +171,28 @@ impl<M> RemoteTarget<M> {
         if self.name.len() > NAME_BYTES_MAX {
             return Err(self.unencodable(format!("its name has {} bytes (limit {NAME_BYTES_MAX})", self.name.len())));
         }
-        let (body, pending) = outward(|| (self.encode)(message));
-        let body = body.map_err(|error| self.unencodable(error.to_string()))?;
-        let replies = u16::try_from(pending.len()).map_err(|_| self.unencodable("too many replies".to_owned()))?;
-        let request = if replies > 0 { self.remote.next_request() } else { 0 };
         // Rounded up: a deadline of less than a millisecond is not over yet.
         let left_ms = deadline.map(|left| u32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX));
-        let (type_hash, body) = (self.type_hash, body.as_slice());
-        let frame = Frame::Tell(Tell { name: &self.name, type_hash, request, replies, left_ms, trace, body }).encode();
+        let (name, type_hash) = (&*self.name, self.type_hash);
+        let head = Tell { name, type_hash, request: 0, replies: 0, left_ms, trace, body: &[] };
+        let (mut request, mut pending, mut body_bytes) = (0, Vec::new(), 0);
+        let frame = framed(|frame| {
+            head.encode_head(frame);
+            let head_bytes = frame.len();
+            let (encoded, left) = outward(|| (self.encode)(message, frame));
+            encoded.map_err(|error| self.unencodable(error.to_string()))?;
+            (pending, body_bytes) = (left, frame.len() - head_bytes);
+            if !pending.is_empty() {
+                let replies = u16::try_from(pending.len());
+                let replies = replies.map_err(|_| self.unencodable("too many replies".to_owned()))?;
+                request = self.remote.next_request();
+                Tell::set_replies(frame, request, replies);
+            }
+            Ok(())
+        })?;
         let way = match self.carrier {
             Carrier::Rounds => Way::Lane(Lane::Rounds),
-            Carrier::Messages if body.len() > LANE_BYTES_MAX => Way::Bulk,
+            Carrier::Messages if body_bytes > LANE_BYTES_MAX => Way::Bulk,
             Carrier::Messages => Way::Lane(lane_of(self.flow)),
         };
         Ok(Letter { frame, way, request, pending })

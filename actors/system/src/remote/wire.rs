@@ -12,6 +12,8 @@
 
 use crate::trace::TraceContext;
 use bytes::Bytes;
+use std::cell::Cell;
+use std::convert::Infallible;
 
 /// A change of the layout below is a new number.
 pub(crate) const ENVELOPE_VERSION: u16 = 1;
@@ -133,9 +135,36 @@ pub(crate) enum WireError {
     NotText { kind: u8, field: &'static str },
 }
 
+/// Frames up to this size are built in the thread's buffer and copied out of it once, at their exact size.
+const SCRATCH_BYTES_MAX: usize = 64 << 10;
+
+thread_local! {
+    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// What `write` puts into an empty buffer.
+pub(crate) fn framed<E>(write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Bytes, E> {
+    let mut out = SCRATCH.take();
+    out.clear();
+    let written = write(&mut out);
+    let frame = written.map(|()| match out.len() {
+        0..=SCRATCH_BYTES_MAX => Bytes::copy_from_slice(&out),
+        _ => Bytes::from(std::mem::take(&mut out)),
+    });
+    SCRATCH.set(out);
+    frame
+}
+
 impl Frame<'_> {
     pub fn encode(&self) -> Bytes {
-        let mut out = Vec::with_capacity(self.bytes_hint());
+        let Ok(frame) = framed(|out| {
+            self.encode_onto(out);
+            Ok::<_, Infallible>(())
+        });
+        frame
+    }
+
+    fn encode_onto(&self, out: &mut Vec<u8>) {
         match self {
             Self::Hello { version, codec, window_bytes } => {
                 out.push(HELLO);
@@ -143,47 +172,61 @@ impl Frame<'_> {
                 out.extend(codec.to_le_bytes());
                 out.extend(window_bytes.to_le_bytes());
             }
-            Self::Tell(tell) => tell.encode(&mut out),
+            Self::Tell(tell) => {
+                tell.encode_head(out);
+                out.extend_from_slice(tell.body);
+            }
             Self::Answer { key, body } => {
-                key.encode(ANSWER, &mut out);
+                key.encode(ANSWER, out);
                 out.extend_from_slice(body);
             }
             Self::Fail { key, items, failure } => {
-                key.encode(FAIL, &mut out);
+                key.encode(FAIL, out);
                 let (code, limit, text) = failure.parts();
                 out.push(code);
                 out.extend(items.to_le_bytes());
                 out.extend(limit.to_le_bytes());
                 out.extend_from_slice(text.as_bytes());
             }
-            Self::Cancel { key } => key.encode(CANCEL, &mut out),
+            Self::Cancel { key } => key.encode(CANCEL, out),
             Self::Credit { flow, bytes } => {
                 out.push(CREDIT);
                 out.extend(flow.to_le_bytes());
                 out.extend(bytes.to_le_bytes());
             }
             Self::Item { key, body } => {
-                key.encode(ITEM, &mut out);
+                key.encode(ITEM, out);
                 out.extend_from_slice(body);
             }
             Self::ItemCredit { key, items } => {
-                key.encode(ITEM_CREDIT, &mut out);
+                key.encode(ITEM_CREDIT, out);
                 out.extend(items.to_le_bytes());
             }
-        }
-        out.into()
-    }
-
-    fn bytes_hint(&self) -> usize {
-        match self {
-            Self::Tell(tell) => 64 + tell.name.len() + tell.body.len(),
-            Self::Answer { body, .. } | Self::Item { body, .. } => 16 + body.len(),
-            _ => 32,
         }
     }
 }
 
+/// What stands before the body of an answer or an item.
+pub(crate) const KEY_BYTES: usize = 11;
+
 impl Key {
+    /// The answer to this question, its body written by `encode`.
+    pub fn answer<E>(self, encode: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Bytes, E> {
+        self.framed(ANSWER, encode)
+    }
+
+    /// An item of this stream, its body written by `encode`.
+    pub fn item<E>(self, encode: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Bytes, E> {
+        self.framed(ITEM, encode)
+    }
+
+    fn framed<E>(self, kind: u8, encode: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Bytes, E> {
+        framed(|out| {
+            self.encode(kind, out);
+            encode(out)
+        })
+    }
+
     fn encode(self, kind: u8, out: &mut Vec<u8>) {
         out.push(kind);
         out.extend(self.request.to_le_bytes());
@@ -195,8 +238,13 @@ impl Key {
     }
 }
 
+/// Where the request and the number of replies stand in a tell.
+const TELL_REQUEST_AT: usize = 10;
+const TELL_REPLIES_AT: usize = 18;
+
 impl Tell<'_> {
-    fn encode(&self, out: &mut Vec<u8>) {
+    /// All but the body, into an empty buffer.
+    pub fn encode_head(&self, out: &mut Vec<u8>) {
         let traced = self.trace != TraceContext::NONE;
         let flags = if traced { FLAG_TRACE } else { 0 } | if self.left_ms.is_some() { FLAG_DEADLINE } else { 0 };
         out.extend([TELL, flags]);
@@ -214,7 +262,12 @@ impl Tell<'_> {
         let length = u8::try_from(self.name.len()).expect("an address's name has at most NAME_BYTES_MAX bytes");
         out.push(length);
         out.extend_from_slice(self.name.as_bytes());
-        out.extend_from_slice(self.body);
+    }
+
+    /// Corrects a frame whose replies were found while its body was written.
+    pub fn set_replies(frame: &mut [u8], request: u64, replies: u16) {
+        frame[TELL_REQUEST_AT..TELL_REPLIES_AT].copy_from_slice(&request.to_le_bytes());
+        frame[TELL_REPLIES_AT..TELL_REPLIES_AT + 2].copy_from_slice(&replies.to_le_bytes());
     }
 }
 
