@@ -28,7 +28,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "starling-gpu",
         workspace: &["starling-core"],
-        external: Some(&["thiserror", "gemm", "half", "memmap2", "safetensors", "cudarc"]),
+        external: Some(&["thiserror", "gemm", "half", "memmap2", "serde_json", "cudarc"]),
         never_below: &["tokio", "ractor", "quinn", "axum"],
     },
     Layer {

@@ -22,11 +22,22 @@ const STRIP: usize = 4 * LANES;
 /// Row `r` of `rows` holds the queries of position `start + r`, one head of `head_dim` numbers after the other, for the
 /// heads of one group; `stride` numbers lie between rows.
 pub struct Tile<'a> {
+    /// What the scalar product of a query and a key is multiplied with.
+    pub scale: f32,
+    /// Positions that a query sees, its own among them; `None`: all before it.
+    pub window: Option<usize>,
     pub start: usize,
     pub rows: usize,
     pub group: usize,
     pub queries: &'a [f32],
     pub stride: usize,
+}
+
+impl Tile<'_> {
+    /// The first position that a row sees.
+    fn first_seen(&self, row: usize) -> usize {
+        self.window.map_or(0, |window| (self.start + row + 1).saturating_sub(window))
+    }
 }
 
 /// The running softmax of one query: the highest score, and the sum of weights relative to it.
@@ -63,22 +74,27 @@ impl<'a> Places<'a> {
 /// Attention of a tile: `out` gets, for each query, the mean of the values weighted by the softmax of the scores.
 pub fn attend(kv: KvHead<'_>, tile: &Tile<'_>, out: &mut Places<'_>) {
     let head_dim = kv.head_dim();
-    let scale = 1.0 / (head_dim as f32).sqrt();
     let end = tile.start + tile.rows;
     let mut running = vec![Running { peak: f32::NEG_INFINITY, sum: 0.0 }; tile.rows * tile.group];
     for row in 0..tile.rows {
         out.row(row).fill(0.0);
     }
-    for split in (0..end).step_by(SPLIT_TOKENS) {
+    // Splits lie where they would without a window, so that what a row reads does not depend on its tile.
+    let first_split = tile.first_seen(0) / SPLIT_TOKENS * SPLIT_TOKENS;
+    for split in (first_split..end).step_by(SPLIT_TOKENS) {
         // Rows before the split's first position do not see it.
         for row in split.saturating_sub(tile.start)..tile.rows {
-            let seen = (tile.start + row + 1).min(split + SPLIT_TOKENS);
+            let from = tile.first_seen(row).max(split);
+            let to = (tile.start + row + 1).min(split + SPLIT_TOKENS);
+            if from >= to {
+                continue;
+            }
             let queries = &tile.queries[row * tile.stride..];
             let sums = out.row(row);
             for head in 0..tile.group {
                 let query = &queries[head * head_dim..][..head_dim];
                 let sum = &mut sums[head * head_dim..][..head_dim];
-                fold(kv, (split, seen), (query, scale), (&mut running[row * tile.group + head], sum));
+                fold(kv, (from, to), (query, tile.scale), (&mut running[row * tile.group + head], sum));
             }
         }
     }

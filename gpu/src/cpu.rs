@@ -5,7 +5,7 @@ use crate::check::{Bounds, Checker};
 use crate::kernels;
 use crate::kv::KvPool;
 use crate::linear::Matrix;
-use crate::llama::{Layer, Model};
+use crate::llama::{Layer, Model, ModelConfig};
 use crate::sampling::{NotFinite, Sampler};
 use crate::team::Team;
 use crate::{Backend, StepError};
@@ -70,8 +70,8 @@ struct Scratch {
     /// Last rows of the slices that sample.
     last: Matrix,
     logits: Matrix,
-    /// For each row, the cosine and sine of each pair's angle.
-    turns: Vec<(f32, f32)>,
+    /// For each rope, row by row, the cosine and sine of each pair's angle.
+    turns: Vec<Vec<(f32, f32)>>,
     tiles: Vec<SliceTile>,
 }
 
@@ -96,7 +96,7 @@ impl CpuBackend {
             return Err(CpuError::NoBlocks { blocks, block_tokens });
         }
         let sizes = model.config();
-        let pool = KvPool::new(sizes.block_shape(block_tokens), sizes.layers, blocks as usize)
+        let pool = KvPool::new(sizes.block_shape(block_tokens), sizes.layers.len(), blocks as usize)
             .ok_or_else(|| CpuError::PoolTooLarge { blocks, block_bytes: model.block_bytes(block_tokens) })?;
         let team = Team::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
         let bounds = Bounds { blocks, block_tokens, vocabulary: sizes.vocabulary, context: sizes.context };
@@ -148,8 +148,10 @@ impl CpuBackend {
     fn lay_out(&mut self, step: &Step, model: &Model) {
         let Scratch { x, turns, tiles, .. } = &mut self.scratch;
         x.resize(step.tokens(), model.config().hidden);
-        turns.clear();
+        turns.resize(model.turns_per_position.len(), Vec::new());
+        turns.iter_mut().for_each(Vec::clear);
         tiles.clear();
+        let scale = model.config().embedding_scale();
         let mut row = 0;
         for (index, slice) in step.slices.iter().enumerate() {
             let start = slice.start as usize;
@@ -159,9 +161,14 @@ impl CpuBackend {
             }
             for (i, &token) in slice.tokens.iter().enumerate() {
                 model.embedding.copy_row(token as usize, x.row_mut(row));
-                for turn in &model.turns_per_position {
-                    let (sin, cos) = ((start + i) as f64 * turn).sin_cos();
-                    turns.push((cos as f32, sin as f32));
+                if let Some(scale) = scale {
+                    kernels::scale(x.row_mut(row), scale);
+                }
+                for (turns, per_position) in turns.iter_mut().zip(&model.turns_per_position) {
+                    turns.extend(per_position.iter().map(|turn| {
+                        let (sin, cos) = ((start + i) as f64 * turn).sin_cos();
+                        (cos as f32, sin as f32)
+                    }));
                 }
                 row += 1;
             }
@@ -177,12 +184,12 @@ impl CpuBackend {
 
         let stride = qkv.stride();
         let (rows, split) = (qkv.rows(), qkv.split());
+        let (pairs, turns) = (sizes.head_dim / 2, &turns[layer.attention.rope]);
         self.team.run_rows(rows, ROWS_AT_ONCE, |rows| {
             for row in rows {
                 // SAFETY: each row is in one part.
-                let numbers = unsafe { split.part(row * stride..row * stride + q_width + kv_width) };
-                let turns = &turns[row * sizes.head_dim / 2..][..sizes.head_dim / 2];
-                numbers.chunks_exact_mut(sizes.head_dim).for_each(|head| kernels::rotate_pairs(head, turns));
+                let numbers = unsafe { split.part(row * stride..row * stride + q_width + 2 * kv_width) };
+                prepare_row(numbers, layer, sizes, &turns[row * pairs..][..pairs]);
             }
         });
         let mut row = 0;
@@ -203,15 +210,23 @@ impl CpuBackend {
             let (tile, kv_head) = (&tiles[part / sizes.kv_heads], part % sizes.kv_heads);
             let table: &[BlockId] = &step.slices[tile.slice].blocks;
             let column = kv_head * group * sizes.head_dim;
-            let queries =
-                Tile { start: tile.position, rows: tile.rows, group, queries: &qkv.tail(tile.row)[column..], stride };
+            let queries = Tile {
+                scale: sizes.score_scale,
+                window: layer.attention.window,
+                start: tile.position,
+                rows: tile.rows,
+                group,
+                queries: &qkv.tail(tile.row)[column..],
+                stride,
+            };
             let (start, width) = (tile.row * mixed_stride + column, group * sizes.head_dim);
             // SAFETY: no other part has these rows and this kv head.
             let mut places = unsafe { Places::new(&mixed_split, start, mixed_stride, width) };
             attention::attend(pool.head(index, kv_head, table), &queries, &mut places);
         });
         layer.attention_output.apply(&mut self.team, mixed, projected);
-        add_rows(&mut self.team, x, projected);
+        let post_norm = layer.post_attention_norm.as_deref();
+        add_output(&mut self.team, x, (projected, post_norm, sizes.norm_epsilon), normed);
     }
 
     fn feed_forward(&mut self, layer: &Layer) {
@@ -219,6 +234,7 @@ impl CpuBackend {
         let sizes = self.model.config();
         norm_rows(&mut self.team, (x, &layer.feed_forward_norm, sizes.norm_epsilon), normed);
         layer.gate_up.apply(&mut self.team, normed, gate_up);
+        let product = if sizes.family.has_gelu() { kernels::gelu_product } else { kernels::silu_product };
         gated.resize(x.rows(), sizes.feed_forward);
         let (stride, split) = (gated.stride(), gated.split());
         self.team.run_rows(x.rows(), ROWS_AT_ONCE, |rows| {
@@ -226,11 +242,12 @@ impl CpuBackend {
                 let (gate, up) = gate_up.row(row).split_at(sizes.feed_forward);
                 // SAFETY: each row is in one part.
                 let out = unsafe { split.part(row * stride..row * stride + sizes.feed_forward) };
-                kernels::silu_product(gate, up, out);
+                product(gate, up, out);
             }
         });
         layer.down.apply(&mut self.team, gated, projected);
-        add_rows(&mut self.team, x, projected);
+        let post_norm = layer.post_feed_forward_norm.as_deref();
+        add_output(&mut self.team, x, (projected, post_norm, sizes.norm_epsilon), normed);
     }
 
     /// Logits of the last row of each slice that samples.
@@ -270,6 +287,39 @@ fn sampling_slices(step: &Step) -> impl Iterator<Item = (usize, usize)> {
         Some((slice.sample.is_some(), *end))
     });
     ends.enumerate().filter(|(_, (samples, _))| *samples).map(|(index, (_, end))| (index, end))
+}
+
+/// Makes queries and keys of what the projection gave: biases, norms of heads, and the turn of their position.
+fn prepare_row(numbers: &mut [f32], layer: &Layer, sizes: &ModelConfig, turns: &[(f32, f32)]) {
+    let (head_dim, epsilon) = (sizes.head_dim, sizes.norm_epsilon);
+    if let Some(bias) = &layer.qkv_bias {
+        kernels::add(numbers, bias);
+    }
+    let (queries, rest) = numbers.split_at_mut(sizes.heads * head_dim);
+    let keys = &mut rest[..sizes.kv_heads * head_dim];
+    if let Some(norms) = &layer.head_norms {
+        for (heads, weight) in [(&mut *queries, &norms.query), (&mut *keys, &norms.key)] {
+            heads.chunks_exact_mut(head_dim).for_each(|head| kernels::rms_norm_in_place(head, weight, epsilon));
+        }
+    }
+    let heads = queries.chunks_exact_mut(head_dim).chain(keys.chunks_exact_mut(head_dim));
+    heads.for_each(|head| kernels::rotate_halves(head, turns));
+}
+
+/// `x += y`, or `x += norm(y)`, row by row.
+fn add_output(
+    team: &mut Team,
+    x: &mut Matrix,
+    (y, norm, epsilon): (&Matrix, Option<&[f32]>, f32),
+    normed: &mut Matrix,
+) {
+    match norm {
+        Some(weight) => {
+            norm_rows(team, (y, weight, epsilon), normed);
+            add_rows(team, x, normed);
+        }
+        None => add_rows(team, x, y),
+    }
 }
 
 /// `out = norm(x)`, row by row.

@@ -6,50 +6,19 @@
 //! The GGUF specification of the ggml project, versions 2 and 3, little-endian.
 
 use crate::dequant::TensorType;
+use crate::source::Bytes;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+pub use crate::source::ModelError;
 
 mod reader;
 #[cfg(test)]
 mod tests;
 
 use reader::Reader;
-
-/// Why a model file was refused. Each message names the file, the thing in it and the value found.
-#[derive(Debug, thiserror::Error)]
-pub enum ModelError {
-    #[error("cannot read model file {}: {source}", file.display())]
-    Io { file: PathBuf, source: std::io::Error },
-    #[error("{} is not a GGUF file ({length} bytes, begins with {found:02x?})", file.display())]
-    BadMagic { file: PathBuf, length: usize, found: Vec<u8> },
-    #[error("{} has GGUF version {version}; versions 2 and 3 are supported", file.display())]
-    UnsupportedVersion { file: PathBuf, version: u32 },
-    #[error("{} is truncated: {what} needs {wanted} bytes at offset {offset}, the file has {length}", file.display())]
-    Truncated { file: PathBuf, what: String, wanted: u64, offset: u64, length: u64 },
-    #[error("{}: {what} is malformed ({why})", file.display())]
-    Malformed { file: PathBuf, what: String, why: String },
-    #[error("{}: metadata key {key} is missing", file.display())]
-    MissingKey { file: PathBuf, key: String },
-    #[error("{}: metadata key {key} is {found}, not {wanted}", file.display())]
-    WrongValueType { file: PathBuf, key: String, wanted: &'static str, found: &'static str },
-    #[error("{}: metadata key {key} has value {value} ({why})", file.display())]
-    BadValue { file: PathBuf, key: String, value: String, why: &'static str },
-    #[error("{}: architecture {architecture} is not supported (supported: llama)", file.display())]
-    UnsupportedArchitecture { file: PathBuf, architecture: String },
-    #[error("{}: tensor {tensor} has type {kind}, which is not supported", file.display())]
-    UnsupportedTensorType { file: PathBuf, tensor: String, kind: String },
-    #[error("{}: tensor {tensor} is missing", file.display())]
-    MissingTensor { file: PathBuf, tensor: String },
-    #[error("{}: tensor {tensor} is not part of a supported model", file.display())]
-    UnexpectedTensor { file: PathBuf, tensor: String },
-    #[error("{}: tensor {tensor} has shape {found:?}, not {wanted:?}", file.display())]
-    WrongShape { file: PathBuf, tensor: String, found: Vec<usize>, wanted: Vec<usize> },
-    #[error("{}: tensor {tensor} ({bytes} bytes at offset {offset}) ends outside the file of {length} bytes", file.display())]
-    TensorOutsideFile { file: PathBuf, tensor: String, offset: u64, bytes: u64, length: u64 },
-}
 
 /// A metadata value.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,20 +120,6 @@ pub struct TensorEntry {
     range: Range<usize>,
 }
 
-enum Bytes {
-    Mapped(memmap2::Mmap),
-    Owned(Vec<u8>),
-}
-
-impl Bytes {
-    fn as_slice(&self) -> &[u8] {
-        match self {
-            Self::Mapped(map) => map,
-            Self::Owned(bytes) => bytes,
-        }
-    }
-}
-
 /// An open model file.
 pub struct Gguf {
     path: PathBuf,
@@ -192,12 +147,7 @@ impl Gguf {
     /// Any `ModelError` but those of a model's configuration.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelError> {
         let path = path.as_ref();
-        let io = |source| ModelError::Io { file: path.to_path_buf(), source };
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: a map of a file is as safe as the file is still. Model files are written once, under another name,
-        // and renamed into place; nobody writes to them while they are mapped.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        Self::parse(path.to_path_buf(), Bytes::Mapped(map))
+        Self::parse(path.to_path_buf(), Bytes::map(path)?)
     }
 
     /// Checks a file that is in memory already; `path` names it in messages.

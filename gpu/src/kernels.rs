@@ -83,6 +83,11 @@ pub fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { p * scale }
 }
 
+#[inline(always)]
+fn rms_scale(x: &[f32], epsilon: f32) -> f32 {
+    1.0 / (dot(x, x) / x.len() as f32 + epsilon).sqrt()
+}
+
 for_wide_vectors! {
     /// `out = x / rms(x) * weight`.
     ///
@@ -93,7 +98,7 @@ for_wide_vectors! {
 
 #[inline(always)]
 fn rms_norm_body(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
-    let scale = 1.0 / (dot(x, x) / x.len() as f32 + epsilon).sqrt();
+    let scale = rms_scale(x, epsilon);
     for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
         *out = x * scale * w;
     }
@@ -123,13 +128,55 @@ fn silu_product_body(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Rotates the pairs (0, 1), (2, 3), ... of one head by the angles of its position.
-///
-/// # Shape
-/// `head` has `head_dim` numbers, `turns` the cosine and sine of `head_dim / 2` angles.
-pub fn rotate_pairs(head: &mut [f32], turns: &[(f32, f32)]) {
-    let (pairs, _) = head.as_chunks_mut::<2>();
-    for ([a, b], (cos, sin)) in pairs.iter_mut().zip(turns) {
+for_wide_vectors! {
+    /// `out = gelu(gate) * up`, the GELU in its form with tanh: `x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3))`.
+    pub fn gelu_product(gate: &[f32], up: &[f32], out: &mut [f32]) = gelu_product_body;
+}
+
+#[inline(always)]
+fn gelu_product_body(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    const TWICE_ROOT_OF_2_BY_PI: f32 = 1.595_769_2;
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        let inner = TWICE_ROOT_OF_2_BY_PI * (gate + 0.044_715 * gate * gate * gate);
+        *out = gate / (1.0 + exp(-inner)) * up;
+    }
+}
+
+for_wide_vectors! {
+    /// `x *= factor`.
+    pub fn scale(x: &mut [f32], factor: f32) = scale_body;
+}
+
+#[inline(always)]
+fn scale_body(x: &mut [f32], factor: f32) {
+    x.iter_mut().for_each(|x| *x *= factor);
+}
+
+for_wide_vectors! {
+    /// `x = x / rms(x) * weight`.
+    pub fn rms_norm_in_place(x: &mut [f32], weight: &[f32], epsilon: f32) = rms_norm_in_place_body;
+}
+
+#[inline(always)]
+fn rms_norm_in_place_body(x: &mut [f32], weight: &[f32], epsilon: f32) {
+    let scale = rms_scale(x, epsilon);
+    for (x, w) in x.iter_mut().zip(weight) {
+        *x = *x * scale * w;
+    }
+}
+
+for_wide_vectors! {
+    /// Rotates one head by the angles of its position: each number of its first half with the one of the second.
+    ///
+    /// # Shape
+    /// `head` has `head_dim` numbers, `turns` the cosine and sine of `head_dim / 2` angles.
+    pub fn rotate_halves(head: &mut [f32], turns: &[(f32, f32)]) = rotate_halves_body;
+}
+
+#[inline(always)]
+fn rotate_halves_body(head: &mut [f32], turns: &[(f32, f32)]) {
+    let (first, second) = head.split_at_mut(turns.len());
+    for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(turns) {
         (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
     }
 }

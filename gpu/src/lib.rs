@@ -9,6 +9,7 @@ pub mod gguf;
 pub mod kv;
 pub mod llama;
 pub mod sampling;
+pub mod source;
 pub mod team;
 #[doc(hidden)]
 pub mod testing;

@@ -1,24 +1,134 @@
-//! Models of the Llama family: their configuration and weights, as f32.
+//! Models of the Llama kind: decoders with grouped heads, rotary positions, norms by the root mean square and a gated
+//! feed-forward network. Their configuration and weights, as f32.
 
-use crate::dequant::dequantise;
-use crate::gguf::{Gguf, ModelError, Value};
 use crate::kv::BlockShape;
 use crate::linear::Linear;
-use std::collections::BTreeSet;
+use crate::source::{ModelError, Source};
+use std::fmt;
 
+mod config;
+mod loader;
 #[cfg(test)]
 mod tests;
 
-/// Bounds of what a file may claim, so that no product of them overflows. Known models stay far below.
+use loader::Loader;
+
+/// Bound of what a file may claim, so that no product of sizes overflows. Known models stay far below.
 const DIMENSION_MAX: u32 = 1 << 20;
-const CONTEXT_MAX: u32 = 1 << 24;
-/// What a file without `llama.rope.freq_base` means, by the format's convention.
-const ROPE_BASE_DEFAULT: f32 = 10_000.0;
+
+/// Architectures of this kind. They differ in the parts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Llama,
+    Qwen2,
+    Qwen3,
+    /// The text models of Gemma 3.
+    Gemma3,
+}
+
+impl Family {
+    pub const ALL: [Self; 4] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Gemma3];
+
+    /// Its name in `config.json`.
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Gemma3 => "gemma3_text",
+        }
+    }
+
+    /// Queries, keys and values have biases.
+    pub(crate) fn has_biases(self) -> bool {
+        self == Self::Qwen2
+    }
+
+    /// Each head's queries and keys are normed.
+    pub(crate) fn has_head_norms(self) -> bool {
+        matches!(self, Self::Qwen3 | Self::Gemma3)
+    }
+
+    /// What a half of a layer adds to the residual stream is normed.
+    pub(crate) fn has_post_norms(self) -> bool {
+        self == Self::Gemma3
+    }
+
+    /// The gate is a GELU, in the form with tanh; else a SiLU.
+    pub(crate) fn has_gelu(self) -> bool {
+        self == Self::Gemma3
+    }
+}
+
+/// The name in `general.architecture` of GGUF files.
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Gemma3 => "gemma3",
+        })
+    }
+}
+
+/// How heads turn with the position.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rope {
+    pub base: f32,
+    /// `None`: angles as the base says.
+    pub stretch: Option<Stretch>,
+}
+
+impl Rope {
+    pub(crate) fn plain(base: f32) -> Self {
+        Self { base, stretch: None }
+    }
+
+    /// Angle by which each pair of a head turns from one position to the next.
+    fn turns_per_position(&self, head_dim: usize) -> Vec<f64> {
+        let turn = |pair: usize| f64::from(self.base).powf(-2.0 * pair as f64 / head_dim as f64);
+        let turns = (0..head_dim / 2).map(turn);
+        turns.map(|turn| self.stretch.map_or(turn, |stretch| stretch.slowed(turn))).collect()
+    }
+}
+
+/// Slows pairs that turn less than a few times within the context the model was first made for.
+///
+/// # Source
+/// The scaling `llama3` of the Transformers library.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stretch {
+    pub factor: f32,
+    /// Pairs that turn less often than this within `context` are slowed by `factor`.
+    pub low: f32,
+    /// Pairs that turn more often than this are left alone; in between it is a mixture.
+    pub high: f32,
+    pub context: f32,
+}
+
+impl Stretch {
+    fn slowed(&self, turn: f64) -> f64 {
+        let [factor, low, high, context] = [self.factor, self.low, self.high, self.context].map(f64::from);
+        let turns_in_context = context * turn / std::f64::consts::TAU;
+        let kept = ((turns_in_context - low) / (high - low)).clamp(0.0, 1.0);
+        turn * kept + turn / factor * (1.0 - kept)
+    }
+}
+
+/// How one layer attends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerConfig {
+    /// Positions that a query sees, its own among them; `None`: all before it.
+    pub window: Option<usize>,
+    /// Which of the model's ropes.
+    pub rope: usize,
+}
 
 /// The sizes of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    pub layers: usize,
+    pub family: Family,
     /// Width of the residual stream.
     pub hidden: usize,
     pub heads: usize,
@@ -28,53 +138,27 @@ pub struct ModelConfig {
     pub vocabulary: u32,
     /// Positions that the model was made for.
     pub context: u32,
-    pub rope_base: f32,
     pub norm_epsilon: f32,
+    /// What the scalar product of a query and a key is multiplied with.
+    pub score_scale: f32,
+    /// Whether the embedding is the output projection too.
+    pub tied: bool,
+    pub ropes: Vec<Rope>,
+    pub layers: Vec<LayerConfig>,
 }
 
 impl ModelConfig {
-    /// Reads and checks a file's configuration.
+    /// Reads and checks a model's configuration.
     ///
     /// # Errors
     /// A key is missing or has a value that cannot be, the architecture is another, or a feature is not supported.
-    pub fn read(gguf: &Gguf) -> Result<Self, ModelError> {
-        let architecture_key = "general.architecture";
-        let architecture = gguf.get_str(architecture_key)?.ok_or_else(|| gguf.missing(architecture_key))?;
-        if architecture != "llama" {
-            let (file, architecture) = (gguf.path().to_path_buf(), architecture.to_string());
-            return Err(ModelError::UnsupportedArchitecture { file, architecture });
-        }
-        let embedding = "token_embd.weight";
-        let entry = gguf.tensor(embedding).ok_or_else(|| missing_tensor(gguf, embedding))?;
-        let vocabulary = entry.dims.get(1).copied().unwrap_or(0);
-        let hidden = dimension(gguf, "llama.embedding_length")?;
-        let heads = dimension(gguf, "llama.attention.head_count")?;
-        let kv_heads = match gguf.get("llama.attention.head_count_kv") {
-            Some(_) => dimension(gguf, "llama.attention.head_count_kv")?,
-            None => heads,
-        };
-        if heads % kv_heads != 0 {
-            let why = "it does not divide the number of heads";
-            return Err(gguf.bad_value("llama.attention.head_count_kv", kv_heads, why));
-        }
-        let head_dim = head_dim(gguf, hidden, heads)?;
-        refuse_variants(gguf)?;
-        let config = Self {
-            layers: dimension(gguf, "llama.block_count")?,
-            hidden,
-            heads,
-            kv_heads,
-            head_dim,
-            feed_forward: dimension(gguf, "llama.feed_forward_length")?,
-            vocabulary: u32::try_from(vocabulary)
-                .ok()
-                .filter(|&v| (1..=DIMENSION_MAX * 16).contains(&v))
-                .ok_or_else(|| wrong_shape(gguf, embedding, &entry.dims, &[hidden, vocabulary.max(1)]))?,
-            context: number(gguf, "llama.context_length", CONTEXT_MAX)?,
-            rope_base: positive(gguf, "llama.rope.freq_base", Some(ROPE_BASE_DEFAULT))?,
-            norm_epsilon: positive(gguf, "llama.attention.layer_norm_rms_epsilon", None)?,
-        };
-        Ok(config)
+    pub fn read(source: &Source) -> Result<Self, ModelError> {
+        config::read(source)
+    }
+
+    /// What embeddings are multiplied with.
+    pub(crate) fn embedding_scale(&self) -> Option<f32> {
+        (self.family == Family::Gemma3).then(|| (self.hidden as f32).sqrt())
     }
 
     /// How KV lies in blocks of so many tokens.
@@ -84,91 +168,31 @@ impl ModelConfig {
 
     /// Bytes of memory that a block of so many tokens takes over all layers.
     pub fn block_bytes(&self, block_tokens: u32) -> u64 {
-        self.block_shape(block_tokens).block_bytes(self.layers).unwrap_or(u64::MAX)
-    }
-}
-
-fn number(gguf: &Gguf, key: &str, limit: u32) -> Result<u32, ModelError> {
-    match gguf.get_u32(key)?.ok_or_else(|| gguf.missing(key))? {
-        0 => Err(gguf.bad_value(key, 0, "it must be above 0")),
-        value if value > limit => Err(gguf.bad_value(key, value, "it is beyond what is supported")),
-        value => Ok(value),
-    }
-}
-
-fn dimension(gguf: &Gguf, key: &str) -> Result<usize, ModelError> {
-    Ok(number(gguf, key, DIMENSION_MAX)? as usize)
-}
-
-fn positive(gguf: &Gguf, key: &str, default: Option<f32>) -> Result<f32, ModelError> {
-    let value = gguf.get_f32(key)?.or(default).ok_or_else(|| gguf.missing(key))?;
-    match value.is_finite() && value > 0.0 {
-        true => Ok(value),
-        false => Err(gguf.bad_value(key, value, "it must be positive and finite")),
-    }
-}
-
-fn head_dim(gguf: &Gguf, hidden: usize, heads: usize) -> Result<usize, ModelError> {
-    let key = "llama.attention.key_length";
-    let head_dim = match gguf.get(key) {
-        Some(_) => dimension(gguf, key)?,
-        None if hidden.is_multiple_of(heads) => hidden / heads,
-        None => {
-            let why = "it does not divide the embedding length";
-            return Err(gguf.bad_value("llama.attention.head_count", heads, why));
-        }
-    };
-    if head_dim % 2 != 0 {
-        return Err(gguf.bad_value(key, head_dim, "heads of odd length cannot be rotated in pairs"));
-    }
-    for key in ["llama.attention.value_length", "llama.rope.dimension_count"] {
-        if let Some(other) = gguf.get_u32(key)?.filter(|&other| other as usize != head_dim) {
-            return Err(gguf.bad_value(key, other, "only the length of a head is supported"));
-        }
-    }
-    Ok(head_dim)
-}
-
-/// Features under the same architecture name that would change results if they were ignored.
-fn refuse_variants(gguf: &Gguf) -> Result<(), ModelError> {
-    let scaling = "llama.rope.scaling.type";
-    if let Some(kind) = gguf.get_str(scaling)?.filter(|&kind| kind != "none") {
-        return Err(gguf.bad_value(scaling, kind, "scaled rotary embeddings are not supported"));
-    }
-    let experts = "llama.expert_count";
-    if let Some(count) = gguf.get_u32(experts)?.filter(|&count| count > 0) {
-        return Err(gguf.bad_value(experts, count, "mixtures of experts are not supported"));
-    }
-    let causal = "llama.attention.causal";
-    match gguf.get(causal) {
-        None | Some(Value::Bool(true)) => Ok(()),
-        Some(other) => Err(gguf.bad_value(causal, format!("{other:?}"), "only causal attention is supported")),
-    }
-}
-
-fn missing_tensor(gguf: &Gguf, tensor: &str) -> ModelError {
-    ModelError::MissingTensor { file: gguf.path().to_path_buf(), tensor: tensor.to_string() }
-}
-
-fn wrong_shape(gguf: &Gguf, tensor: &str, found: &[usize], wanted: &[usize]) -> ModelError {
-    ModelError::WrongShape {
-        file: gguf.path().to_path_buf(),
-        tensor: tensor.to_string(),
-        found: found.to_vec(),
-        wanted: wanted.to_vec(),
+        self.block_shape(block_tokens).block_bytes(self.layers.len()).unwrap_or(u64::MAX)
     }
 }
 
 /// One transformer layer. Projections that read the same input are one matrix, their outputs one after the other.
 pub(crate) struct Layer {
+    pub attention: LayerConfig,
     pub attention_norm: Vec<f32>,
-    /// Queries, keys, values.
+    /// Queries, keys, values. Pairs that turn together are the first half of a head with the second.
     pub qkv: Linear,
+    pub qkv_bias: Option<Vec<f32>>,
+    pub head_norms: Option<HeadNorms>,
     pub attention_output: Linear,
+    pub post_attention_norm: Option<Vec<f32>>,
     pub feed_forward_norm: Vec<f32>,
     /// Gates, then what they are multiplied with.
     pub gate_up: Linear,
     pub down: Linear,
+    pub post_feed_forward_norm: Option<Vec<f32>>,
+}
+
+/// Norms of each head, applied before it turns.
+pub(crate) struct HeadNorms {
+    pub query: Vec<f32>,
+    pub key: Vec<f32>,
 }
 
 /// A model in memory: read-only, and shared by the ranks of a process.
@@ -179,51 +203,32 @@ pub struct Model {
     pub(crate) output_norm: Vec<f32>,
     /// `None` if the embedding is the output projection too.
     output: Option<Linear>,
-    /// Angle by which each pair of a head turns from one position to the next.
-    pub(crate) turns_per_position: Vec<f64>,
+    /// For each rope, the angle by which each pair of a head turns from one position to the next.
+    pub(crate) turns_per_position: Vec<Vec<f64>>,
 }
 
 impl Model {
     /// Loads a model's weights, converted to f32.
     ///
     /// # Errors
-    /// The file's configuration or tensors are not those of a supported model.
+    /// The configuration or the tensors are not those of a supported model.
     ///
     /// # Cost
-    /// Reads the whole file and allocates four bytes a weight (`Model::bytes_needed`).
-    pub fn load(gguf: &Gguf) -> Result<Self, ModelError> {
-        let config = ModelConfig::read(gguf)?;
-        let mut loader = Loader { gguf, taken: BTreeSet::new() };
-        // Everything is looked up and checked before the first large allocation.
-        loader.check_all(&config)?;
-        let ModelConfig { hidden, heads, kv_heads, head_dim, feed_forward, .. } = config;
-        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
-        let vocabulary = config.vocabulary as usize;
-        let mut layers = Vec::new();
-        for layer in 0..config.layers {
-            let named = |part: &str| format!("blk.{layer}.{part}.weight");
-            let attention = [(named("attn_q"), q), (named("attn_k"), kv), (named("attn_v"), kv)];
-            let gated = [(named("ffn_gate"), feed_forward), (named("ffn_up"), feed_forward)];
-            layers.push(Layer {
-                attention_norm: loader.vector(&named("attn_norm")),
-                qkv: loader.linear(hidden, &attention),
-                attention_output: loader.linear(q, &[(named("attn_output"), hidden)]),
-                feed_forward_norm: loader.vector(&named("ffn_norm")),
-                gate_up: loader.linear(hidden, &gated),
-                down: loader.linear(feed_forward, &[(named("ffn_down"), hidden)]),
-            });
+    /// Reads all weights and allocates four bytes for each (`Model::bytes_needed`).
+    pub fn load(source: &Source) -> Result<Self, ModelError> {
+        let config = ModelConfig::read(source)?;
+        let loader = Loader::check(source, &config)?;
+        let mut turns_per_position: Vec<_> =
+            config.ropes.iter().map(|rope| rope.turns_per_position(config.head_dim)).collect();
+        for (pair, factor) in loader.rope_factors().into_iter().flatten().enumerate() {
+            turns_per_position.iter_mut().for_each(|turns| turns[pair] /= f64::from(factor));
         }
-        let matrix = |name: &str| loader.linear(hidden, &[(name.to_string(), vocabulary)]);
-        let turns =
-            (0..head_dim / 2).map(|pair| f64::from(config.rope_base).powf(-2.0 * pair as f64 / head_dim as f64));
-        let factors = gguf.tensor(ROPE_FACTORS).map(|_| loader.vector(ROPE_FACTORS));
-        let factor = |pair: usize| factors.as_ref().map_or(1.0, |factors| f64::from(factors[pair]));
         Ok(Self {
-            embedding: matrix("token_embd.weight"),
-            layers,
-            output_norm: loader.vector("output_norm.weight"),
-            output: gguf.tensor(OUTPUT).map(|_| matrix(OUTPUT)),
-            turns_per_position: turns.enumerate().map(|(pair, turn)| turn / factor(pair)).collect(),
+            embedding: loader.embedding(),
+            layers: (0..config.layers.len()).map(|layer| loader.layer(layer)).collect(),
+            output_norm: loader.output_norm(),
+            output: loader.output(),
+            turns_per_position,
             config,
         })
     }
@@ -232,9 +237,10 @@ impl Model {
         &self.config
     }
 
-    /// Bytes that the weights of a file will take once loaded.
-    pub fn bytes_needed(gguf: &Gguf) -> u64 {
-        let weights = gguf.tensors().map(|(_, entry)| entry.dims.iter().product::<usize>() as u64);
+    /// Bytes that the weights will take once loaded.
+    pub fn bytes_needed(source: &Source) -> u64 {
+        let tensors = source.names().into_iter().filter_map(|name| source.tensor(name));
+        let weights = tensors.map(|tensor| tensor.dims.iter().product::<usize>() as u64);
         weights.sum::<u64>().saturating_mul(size_of::<f32>() as u64)
     }
 
@@ -245,82 +251,5 @@ impl Model {
 
     pub(crate) fn output(&self) -> &Linear {
         self.output.as_ref().unwrap_or(&self.embedding)
-    }
-}
-
-const OUTPUT: &str = "output.weight";
-const ROPE_FACTORS: &str = "rope_freqs.weight";
-
-/// Invariant: `check_all` succeeded before anything is read.
-struct Loader<'a> {
-    gguf: &'a Gguf,
-    taken: BTreeSet<String>,
-}
-
-impl Loader<'_> {
-    fn check_all(&mut self, config: &ModelConfig) -> Result<(), ModelError> {
-        let ModelConfig { hidden, heads, kv_heads, head_dim, feed_forward, .. } = *config;
-        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
-        let vocabulary = config.vocabulary as usize;
-        self.check("token_embd.weight", &[hidden, vocabulary])?;
-        self.check("output_norm.weight", &[hidden])?;
-        for (name, dims) in [(OUTPUT, &[hidden, vocabulary][..]), (ROPE_FACTORS, &[head_dim / 2])] {
-            if self.gguf.tensor(name).is_some() {
-                self.check(name, dims)?;
-            }
-        }
-        for layer in 0..config.layers {
-            for (part, dims) in [
-                ("attn_norm", &[hidden][..]),
-                ("attn_q", &[hidden, q]),
-                ("attn_k", &[hidden, kv]),
-                ("attn_v", &[hidden, kv]),
-                ("attn_output", &[q, hidden]),
-                ("ffn_norm", &[hidden]),
-                ("ffn_gate", &[hidden, feed_forward]),
-                ("ffn_up", &[hidden, feed_forward]),
-                ("ffn_down", &[feed_forward, hidden]),
-            ] {
-                self.check(&format!("blk.{layer}.{part}.weight"), dims)?;
-            }
-        }
-        // A tensor that is not read would be a part of the model that is left out: a bias, say.
-        match self.gguf.tensors().find(|(name, _)| !self.taken.contains(*name)) {
-            Some((name, _)) => {
-                Err(ModelError::UnexpectedTensor { file: self.gguf.path().to_path_buf(), tensor: name.to_string() })
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn check(&mut self, name: &str, dims: &[usize]) -> Result<(), ModelError> {
-        let entry = self.gguf.tensor(name).ok_or_else(|| missing_tensor(self.gguf, name))?;
-        if entry.dims != dims {
-            return Err(wrong_shape(self.gguf, name, &entry.dims, dims));
-        }
-        self.taken.insert(name.to_string());
-        Ok(())
-    }
-
-    fn vector(&self, name: &str) -> Vec<f32> {
-        let entry = self.gguf.tensor(name).expect("checked");
-        let mut out = vec![0.0; entry.dims[0]];
-        dequantise(entry.kind, self.gguf.tensor_bytes(entry), &mut out);
-        out
-    }
-
-    /// Stacks the outputs of matrices that read the same inputs.
-    fn linear(&self, inputs: usize, parts: &[(String, usize)]) -> Linear {
-        let rows = parts.iter().flat_map(|(name, outputs)| {
-            let entry = self.gguf.tensor(name).expect("checked");
-            let row_bytes = inputs / entry.kind.block_weights() * entry.kind.block_bytes();
-            let bytes = self.gguf.tensor_bytes(entry);
-            (0..*outputs).map(move |row| (entry.kind, &bytes[row * row_bytes..][..row_bytes]))
-        });
-        let rows: Vec<_> = rows.collect();
-        Linear::new(inputs, rows.len(), |output, row| {
-            let (kind, bytes) = rows[output];
-            dequantise(kind, bytes, row);
-        })
     }
 }

@@ -5,9 +5,10 @@ use starling_core::ids::{AttemptKey, BlockId, TokenId};
 use starling_core::request::Sampling;
 use starling_core::step::{Sample, Slice, Step};
 use starling_gpu::cpu::{CpuBackend, CpuConfig};
-use starling_gpu::gguf::Gguf;
 use starling_gpu::llama::Model;
+use starling_gpu::source::Source;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -52,8 +53,8 @@ impl Checker {
     /// # Errors
     /// The model cannot be read or run.
     pub fn new(model: &str, tolerance: f64) -> Result<Self, String> {
-        let file = Gguf::open(model).map_err(|error| error.to_string())?;
-        let model = Arc::new(Model::load(&file).map_err(|error| error.to_string())?);
+        let source = Source::open(Path::new(model)).map_err(|error| error.to_string())?;
+        let model = Arc::new(Model::load(&source).map_err(|error| error.to_string())?);
         let blocks = model.config().context.div_ceil(BLOCK_TOKENS);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let config = CpuConfig { blocks, block_tokens: BLOCK_TOKENS, threads };

@@ -9,6 +9,7 @@ fn numbers(count: usize, seed: usize) -> Vec<f32> {
 /// A sequence of one layer with two kv heads of three queries each.
 struct Sequence {
     head_dim: usize,
+    window: Option<usize>,
     queries: Vec<Vec<f32>>,
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
@@ -22,6 +23,7 @@ impl Sequence {
         let rows = |width: usize, seed: usize| (0..tokens).map(|t| numbers(width, seed + 10 * t)).collect();
         Self {
             head_dim,
+            window: None,
             queries: rows(KV_HEADS * GROUP * head_dim, 1),
             keys: rows(KV_HEADS * head_dim, 2),
             values: rows(KV_HEADS * head_dim, 3),
@@ -47,7 +49,8 @@ impl Sequence {
             let stride = KV_HEADS * width;
             for kv_head in 0..KV_HEADS {
                 let queries = &queries[kv_head * width..];
-                let tile = Tile { start, rows, group: GROUP, queries, stride };
+                let scale = 1.0 / (self.head_dim as f32).sqrt();
+                let tile = Tile { scale, window: self.window, start, rows, group: GROUP, queries, stride };
                 // SAFETY: one kv head after the other.
                 let mut places = unsafe { Places::new(&split, kv_head * width, stride, width) };
                 attend(pool.head(1, kv_head, &table), &tile, &mut places);
@@ -64,7 +67,8 @@ impl Sequence {
             row[head * self.head_dim..][..self.head_dim].iter().map(|&n| f64::from(n)).collect()
         };
         let query = at(&self.queries[position], head);
-        let scores = (0..=position).map(|p| {
+        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let scores = (first..=position).map(|p| {
             let key = at(&self.keys[p], head / GROUP);
             let score: f64 = query.iter().zip(&key).map(|(q, k)| q * k).sum();
             (score / (self.head_dim as f64).sqrt()).exp()
@@ -73,7 +77,7 @@ impl Sequence {
         let total: f64 = weights.iter().sum();
         let mut out = vec![0.0; self.head_dim];
         for (p, weight) in weights.iter().enumerate() {
-            for (out, value) in out.iter_mut().zip(at(&self.values[p], head / GROUP)) {
+            for (out, value) in out.iter_mut().zip(at(&self.values[first + p], head / GROUP)) {
                 *out += weight / total * value;
             }
         }
@@ -124,6 +128,30 @@ fn wide_vectors_give_the_bits_of_narrow_ones() {
     fold_body(pool.head(0, 0, &table), (0, 64), query, (&mut narrow.0, &mut narrow.1));
     assert_eq!(wide.1, narrow.1);
     assert_eq!((wide.0.peak, wide.0.sum), (narrow.0.peak, narrow.0.sum));
+}
+
+#[test]
+fn a_query_with_a_window_sees_that_many_positions_and_reads_no_others() {
+    for window in [1, 5, 16, 63, 64, 65, 100, 149, 150, 1000] {
+        let mut sequence = Sequence { window: Some(window), ..Sequence::new(150, 40) };
+        let all = sequence.attended(16, 150);
+        for position in [0, 1, 63, 64, 65, 128, 149] {
+            for head in 0..KV_HEADS * GROUP {
+                let found = &all[position][head * 40..][..40];
+                for (found, right) in found.iter().zip(sequence.reference(position, head)) {
+                    let error = (f64::from(*found) - right).abs();
+                    assert!(error < 1e-5, "window {window}, position {position}: {found}, not {right}");
+                }
+            }
+        }
+        for (block_tokens, chunk) in [(16, 1), (16, 7), (5, 64), (64, 33)] {
+            assert!(sequence.attended(block_tokens, chunk) == all, "window {window}, chunks of {chunk}");
+        }
+        // What lies before the window may be anything.
+        let unseen = 150_usize.saturating_sub(window);
+        sequence.keys[..unseen].iter_mut().chain(&mut sequence.values[..unseen]).for_each(|row| row.fill(f32::NAN));
+        assert!(sequence.attended(16, 16)[149] == all[149], "window {window}");
+    }
 }
 
 #[test]

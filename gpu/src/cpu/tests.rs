@@ -1,10 +1,11 @@
 use super::*;
-use crate::gguf::Gguf;
+use crate::source::Source;
 use crate::testing::{TinyModel, reference};
 use starling_core::ids::{AttemptKey, TokenId};
 use starling_core::request::Sampling;
 use starling_core::step::Sample;
 
+mod families;
 mod sequences;
 
 const BLOCK_TOKENS: u32 = 8;
@@ -17,10 +18,10 @@ fn backend(model: &Arc<Model>, threads: usize) -> CpuBackend {
     CpuBackend::new(Arc::clone(model), CpuConfig { blocks: BLOCKS, block_tokens: BLOCK_TOKENS, threads }).unwrap()
 }
 
-fn tiny(seed: u64, tied: bool) -> (Gguf, Arc<Model>) {
-    let file = TinyModel { seed, tied, kv_heads: if tied { 1 } else { 2 }, ..TinyModel::default() }.gguf();
-    let model = Arc::new(Model::load(&file).unwrap());
-    (file, model)
+fn tiny(seed: u64, tied: bool) -> (TinyModel, Arc<Model>) {
+    let tiny = TinyModel { seed, tied, kv_heads: if tied { 1 } else { 2 }, ..TinyModel::default() };
+    let model = Arc::new(Model::load(&tiny.gguf().into()).unwrap());
+    (tiny, model)
 }
 
 /// Tokens that look random; the first `shared` are the same for all seeds.
@@ -62,9 +63,9 @@ fn alone(backend: &mut CpuBackend, tokens: &[TokenId]) -> Bits {
 #[test]
 fn logits_agree_with_a_plain_f64_forward() {
     for (seed, tied) in [(1, false), (2, true), (3, false)] {
-        let (file, model) = tiny(seed, tied);
+        let (tiny, model) = tiny(seed, tied);
         let tokens = tokens(100, seed as usize, 0, model.config().vocabulary);
-        let right = reference::logits(&file, &tokens);
+        let right = reference::logits(&tiny, &tokens);
         let mut backend = backend(&model, 2);
         let found = alone(&mut backend, &tokens);
         let worst = found.iter().zip(&right[99]).map(|(f, r)| (f64::from(f32::from_bits(*f)) - r).abs());
@@ -148,7 +149,7 @@ fn the_real_model_is_batch_invariant() {
         eprintln!("SKIPPED: STARLING_MODEL names no model file");
         return;
     };
-    let model = Arc::new(Model::load(&Gguf::open(path).unwrap()).unwrap());
+    let model = Arc::new(Model::load(&Source::open(path.as_ref()).unwrap()).unwrap());
     logits_depend_on_the_tokens_alone(&model, 80);
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Array, ModelError, TensorEntry, Value};
 use crate::dequant::TensorType;
+use crate::source::shown;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -13,8 +14,6 @@ const ALIGNMENT_DEFAULT: u64 = 32;
 const ARRAY_DEPTH_MAX: u32 = 4;
 /// ggml's tensors have at most this many dimensions.
 const DIMS_MAX: u32 = 4;
-/// Names are cut to this many bytes in messages.
-const NAME_SHOWN_BYTES_MAX: usize = 100;
 
 pub(super) struct Header {
     pub version: u32,
@@ -277,13 +276,4 @@ struct TensorHeader {
     kind: TensorType,
     dims: Vec<usize>,
     offset: u64,
-}
-
-/// A name from the file, cut so that a message stays readable.
-fn shown(name: &str) -> &str {
-    let mut end = name.len().min(NAME_SHOWN_BYTES_MAX);
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    &name[..end]
 }

@@ -35,6 +35,13 @@ fn wide_vectors_give_the_bits_of_narrow_ones() {
         silu_product(&x, &y, &mut wide);
         silu_product_body(&x, &y, &mut narrow);
         assert_eq!(wide, narrow);
+        gelu_product(&x, &y, &mut wide);
+        gelu_product_body(&x, &y, &mut narrow);
+        assert_eq!(wide, narrow);
+        rms_norm(&x, &y, 1e-5, &mut wide);
+        narrow.copy_from_slice(&x);
+        rms_norm_in_place(&mut narrow, &y, 1e-5);
+        assert_eq!(wide, narrow);
         let sums = (exp_all(&x, 3.0, 0.7, &mut wide), exp_all_body(&x, 3.0, 0.7, &mut narrow));
         assert_eq!(sums.0.to_bits(), sums.1.to_bits());
         assert_eq!(wide, narrow);
@@ -43,7 +50,7 @@ fn wide_vectors_give_the_bits_of_narrow_ones() {
 }
 
 #[test]
-fn dot_rms_norm_and_silu_agree_with_f64() {
+fn dot_rms_norm_and_gates_agree_with_f64() {
     let (x, y) = (numbers(77), numbers(80)[3..].to_vec());
     let right: f64 = x.iter().zip(&y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum();
     assert!((f64::from(dot(&x, &y)) - right).abs() < 1e-4);
@@ -59,13 +66,19 @@ fn dot_rms_norm_and_silu_agree_with_f64() {
         let right = f64::from(*x) / (1.0 + (-f64::from(*x)).exp()) * f64::from(*y);
         assert!((f64::from(*out) - right).abs() < 1e-5);
     }
+    gelu_product(&x, &y, &mut out);
+    for ((out, x), y) in out.iter().zip(&x).zip(&y) {
+        let x = f64::from(*x);
+        let tanh = ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh();
+        assert!((f64::from(*out) - 0.5 * x * (1.0 + tanh) * f64::from(*y)).abs() < 1e-5);
+    }
 }
 
 #[test]
 fn pairs_turn_by_their_own_angle() {
     let mut head = [1.0, 0.0, 0.0, 2.0];
-    rotate_pairs(&mut head, &[(0.0, 1.0), (-1.0, 0.0)]);
-    assert_eq!(head, [0.0, 1.0, 0.0, -2.0]);
+    rotate_halves(&mut head, &[(0.0, 1.0), (-1.0, 0.0)]);
+    assert_eq!(head, [0.0, 0.0, 1.0, -2.0]);
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::dequant::TensorType;
+use crate::gguf::Gguf;
 
 fn model(tiny: &TinyModel) -> Arc<Model> {
-    Arc::new(Model::load(&tiny.gguf()).unwrap())
+    Arc::new(Model::load(&tiny.gguf().into()).unwrap())
 }
 
 fn backend(model: &Arc<Model>, threads: usize) -> CpuBackend {
@@ -92,7 +93,7 @@ fn weight_formats_and_shapes_of_heads_agree_with_a_plain_f64_forward() {
         TinyModel { heads: 6, kv_heads: 2, head_dim: 32, layers: 3, kind: TensorType::F16, ..TinyModel::default() },
         TinyModel { heads: 2, kv_heads: 2, head_dim: 32, kind: TensorType::Bf16, seed: 5, ..TinyModel::default() },
     ] {
-        let right = reference::logits(&tiny.gguf(), &tokens);
+        let right = reference::logits(&tiny, &tokens);
         let mut backend = backend(&model(&tiny), 2);
         for length in [1, 2, 17, 65, 90] {
             let found = logits(&mut backend, Sequence::new(tokens[..length].to_vec(), 0).rest());
@@ -209,7 +210,7 @@ fn logits_that_are_not_finite_fail_the_step_with_the_slice_named() {
     weights[3] = f32::NAN;
     writer.tensor("output_norm.weight", TensorType::F32, &dims, &weights);
     let gguf = Gguf::from_bytes("nan.gguf", writer.to_bytes().0).unwrap();
-    let mut backend = backend(&Arc::new(Model::load(&gguf).unwrap()), 1);
+    let mut backend = backend(&Arc::new(Model::load(&gguf.into()).unwrap()), 1);
     let silent = Slice { sample: None, ..Sequence::new(prompt(3, 1), 0).rest() };
     let step = Step { slices: vec![silent, Sequence::new(prompt(3, 1), 1).rest()] };
     let mut out = Vec::new();

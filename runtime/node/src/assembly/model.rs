@@ -11,6 +11,7 @@ use starling_gpu::check::Bounds;
 use starling_gpu::cpu::{CpuBackend, CpuConfig};
 use starling_gpu::gguf::{Gguf, ModelError};
 use starling_gpu::llama::{Model, ModelConfig};
+use starling_gpu::source::Source;
 use starling_gpu::timed::{TimedBackend, TimedConfig};
 use starling_serving::Backends;
 use std::path::PathBuf;
@@ -57,13 +58,14 @@ impl Loaded {
         };
         let file = Gguf::open(&path)?;
         let text = TextModel::from_gguf(&file).map_err(|error| LoadError::Text { path, error })?;
-        let sizes = ModelConfig::read(&file)?;
-        let block_bytes = sizes.block_bytes(config.engine.block_tokens);
         let owned_by = file.get_str("general.organization")?.unwrap_or("starling").to_owned();
+        let source = Source::from(file);
+        let sizes = ModelConfig::read(&source)?;
+        let block_bytes = sizes.block_bytes(config.engine.block_tokens);
         let mut loaded = Self { text: Arc::new(text), sizes, block_bytes, owned_by, weights: None };
         loaded.check_memory(config)?;
         if config.engine.kind == EngineKind::Cpu {
-            loaded.weights = Some(Arc::new(Model::load(&file)?));
+            loaded.weights = Some(Arc::new(Model::load(&source)?));
         }
         Ok(loaded)
     }
