@@ -8,6 +8,7 @@ use crate::kernels::{LANES, dot, exp, for_wide_vectors, sum_lanes};
 use crate::kv::KvHead;
 use crate::team::Split;
 
+pub mod paged;
 #[cfg(test)]
 mod tests;
 

@@ -2,6 +2,8 @@
 
 use starling_core::ids::BlockId;
 
+pub mod halves;
+
 /// How keys and values of one model lie in a block.
 ///
 /// # Shape
@@ -24,9 +26,9 @@ impl BlockShape {
         2 * self.kv_heads * self.head_numbers()
     }
 
-    /// Bytes of one block over all layers; `None` if that does not fit.
-    pub fn block_bytes(&self, layers: usize) -> Option<u64> {
-        let numbers = [2, self.kv_heads, self.block_tokens, self.head_dim, layers, size_of::<f32>()];
+    /// Bytes of one block over all layers, with numbers of so many bytes; `None` if that does not fit.
+    pub fn block_bytes(&self, layers: usize, number_bytes: usize) -> Option<u64> {
+        let numbers = [2, self.kv_heads, self.block_tokens, self.head_dim, layers, number_bytes];
         let bytes = numbers.iter().try_fold(1_usize, |product, &n| product.checked_mul(n))?;
         Some(bytes as u64)
     }
@@ -43,7 +45,7 @@ pub struct KvPool {
 impl KvPool {
     /// `None` if so much memory cannot be addressed.
     pub fn new(shape: BlockShape, layers: usize, blocks: usize) -> Option<Self> {
-        let bytes = shape.block_bytes(layers)?.checked_mul(blocks as u64)?;
+        let bytes = shape.block_bytes(layers, size_of::<f32>())?.checked_mul(blocks as u64)?;
         isize::try_from(bytes).ok()?;
         let layers = (0..layers).map(|_| vec![0.0; shape.block_numbers() * blocks]).collect();
         Some(Self { shape, layers })

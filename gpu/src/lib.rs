@@ -16,6 +16,8 @@ pub mod testing;
 pub mod timed;
 
 mod attention;
+mod int8;
+mod isa;
 mod kernels;
 mod linear;
 

@@ -168,7 +168,7 @@ impl ModelConfig {
 
     /// Bytes of memory that a block of so many tokens takes over all layers.
     pub fn block_bytes(&self, block_tokens: u32) -> u64 {
-        self.block_shape(block_tokens).block_bytes(self.layers.len()).unwrap_or(u64::MAX)
+        self.block_shape(block_tokens).block_bytes(self.layers.len(), size_of::<f32>()).unwrap_or(u64::MAX)
     }
 }
 
