@@ -13,6 +13,7 @@ use starling_gpu::Backend;
 use starling_gpu::cpu::{CpuBackend, CpuConfig};
 use starling_gpu::llama::Model;
 use starling_gpu::source::Source;
+use starling_gpu::weights::Arithmetic;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -115,7 +116,8 @@ fn run(backend: &mut CpuBackend, slices: Vec<Slice>) -> f64 {
 fn main() {
     let path = std::env::var("STARLING_MODEL").expect("STARLING_MODEL names a model file");
     let source = Source::open(path.as_ref()).expect("readable");
-    let model = Arc::new(Model::load(&source).expect("supported"));
+    let model = Arc::new(Model::load(&source, Arithmetic::Int8).expect("supported"));
+    let model_bytes = model.bytes();
     let blocks = (16 * (CONTEXT + 64) / BLOCK_TOKENS) as u32;
     let config = CpuConfig { blocks, block_tokens: BLOCK_TOKENS as u32, threads: THREADS };
     let mut backend = CpuBackend::new(model, config).expect("memory for 16 sequences");
@@ -123,7 +125,7 @@ fn main() {
     let (one, two) = (fma_gflops(1), fma_gflops(2));
     println!("f32 multiply-add self-check: {one:.0} GFLOP/s on 1 thread, {two:.0} on 2 ({:.2} x)", two / one);
 
-    let bytes = Model::bytes_needed(&source) as f64;
+    let bytes = model_bytes as f64;
     let read = median((0..RUNS).map(|_| read_gb_s()).collect());
     println!(
         "memory: {read:.1} GB/s on 1 thread; {:.0} MB of weights: at most {:.1} tok/s of one sequence a thread",

@@ -1,27 +1,30 @@
-//! The engine `cpu` in its exact mode: f32 weights, f32 KV, and results that depend on a sequence alone.
+//! The engine `cpu`: results depend on a sequence alone, in either arithmetic.
 
-use crate::attention::{self, Places, Tile};
 use crate::check::{Bounds, Checker};
+use crate::isa::Isa;
 use crate::kernels;
-use crate::kv::KvPool;
 use crate::linear::Matrix;
 use crate::llama::{Layer, Model, ModelConfig};
 use crate::sampling::{NotFinite, Sampler};
 use crate::team::Team;
+use crate::weights::Inputs;
 use crate::{Backend, StepError};
-use starling_core::ids::BlockId;
-use starling_core::step::{Sampled, Slice, Step};
+use attention::{Mixing, Pool};
+use starling_core::step::{Sampled, Step};
 use std::sync::Arc;
+use times::Clock;
 
+mod attention;
 #[cfg(test)]
 mod tests;
+mod times;
+
+pub use times::StepTimes;
 
 /// Threads of a rank at most: more than any machine has for one, and few enough to start.
 const THREADS_MAX: usize = 1024;
 /// Rows that a thread takes at once where the work of a row is small.
 const ROWS_AT_ONCE: usize = 8;
-/// Positions of a query tile: enough to reuse keys and values, few enough to share out.
-const TILE_ROWS: usize = 16;
 
 /// The size of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,39 +52,31 @@ pub enum CpuError {
 pub struct CpuBackend {
     model: Arc<Model>,
     bounds: Bounds,
-    pool: KvPool,
+    pool: Pool,
     team: Team,
+    isa: Isa,
     checker: Checker,
     sampler: Sampler,
     scratch: Scratch,
+    mixing: Mixing,
+    clock: Clock,
 }
 
 /// Activations of a step; kept from one to the next.
-#[derive(Default)]
 struct Scratch {
     /// The residual stream.
     x: Matrix,
-    normed: Matrix,
+    normed: Inputs,
     qkv: Matrix,
-    mixed: Matrix,
+    mixed: Inputs,
     projected: Matrix,
     gate_up: Matrix,
-    gated: Matrix,
+    gated: Inputs,
     /// Last rows of the slices that sample.
     last: Matrix,
     logits: Matrix,
     /// For each rope, row by row, the cosine and sine of each pair's angle.
     turns: Vec<Vec<(f32, f32)>>,
-    tiles: Vec<SliceTile>,
-}
-
-/// Consecutive rows of one slice.
-struct SliceTile {
-    slice: usize,
-    /// Row in the step, and position in the sequence, of the first.
-    row: usize,
-    position: usize,
-    rows: usize,
 }
 
 impl CpuBackend {
@@ -95,20 +90,46 @@ impl CpuBackend {
         if blocks == 0 || block_tokens == 0 {
             return Err(CpuError::NoBlocks { blocks, block_tokens });
         }
-        let sizes = model.config();
-        let pool = KvPool::new(sizes.block_shape(block_tokens), sizes.layers.len(), blocks as usize)
+        let (sizes, arithmetic) = (model.config(), model.arithmetic());
+        let pool = Pool::new(arithmetic, sizes.block_shape(block_tokens), (sizes.layers.len(), blocks as usize))
             .ok_or_else(|| CpuError::PoolTooLarge { blocks, block_bytes: model.block_bytes(block_tokens) })?;
         let team = Team::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
         let bounds = Bounds { blocks, block_tokens, vocabulary: sizes.vocabulary, context: sizes.context };
+        let inputs = || Inputs::new(arithmetic);
+        let scratch = Scratch {
+            x: Matrix::default(),
+            normed: inputs(),
+            qkv: Matrix::default(),
+            mixed: inputs(),
+            projected: Matrix::default(),
+            gate_up: Matrix::default(),
+            gated: inputs(),
+            last: Matrix::default(),
+            logits: Matrix::default(),
+            turns: Vec::new(),
+        };
         Ok(Self {
             model,
             bounds,
             pool,
             team,
+            isa: Isa::best(),
             checker: Checker::default(),
             sampler: Sampler::default(),
-            scratch: Scratch::default(),
+            scratch,
+            mixing: Mixing::default(),
+            clock: Clock::default(),
         })
+    }
+
+    /// Takes other instructions than the fastest, for comparison: results are the same.
+    ///
+    /// # Panics
+    /// The processor does not have them.
+    #[must_use]
+    pub fn with_isa(self, isa: Isa) -> Self {
+        assert!(isa.is_available(), "{isa:?}");
+        Self { isa, ..self }
     }
 
     pub fn model(&self) -> &Model {
@@ -117,6 +138,16 @@ impl CpuBackend {
 
     pub fn bounds(&self) -> &Bounds {
         &self.bounds
+    }
+
+    /// Starts to measure where steps spend their time, or stops.
+    pub fn measure(&mut self, is_on: bool) {
+        self.clock = Clock::new(is_on);
+    }
+
+    /// Times of the steps since `measure`.
+    pub fn times(&self) -> StepTimes {
+        self.clock.times()
     }
 
     /// Runs a step and hands the logits of each slice that samples to `each`, in the order of the slices.
@@ -134,31 +165,28 @@ impl CpuBackend {
     /// Leaves the logits of the slices that sample in `scratch.logits`.
     fn forward(&mut self, step: &Step) -> Result<(), StepError> {
         self.checker.check(step, &self.bounds)?;
+        self.clock.begin();
         let model = Arc::clone(&self.model);
         self.lay_out(step, &model);
+        let mut next = model.layers.iter().skip(1).map(|layer| &*layer.attention_norm);
         for (index, layer) in model.layers.iter().enumerate() {
             self.attention(step, index, layer);
-            self.feed_forward(layer);
+            self.feed_forward(layer, next.next());
         }
         self.head(step, &model);
         Ok(())
     }
 
-    /// Embeds the tokens, and works out where each row is.
+    /// Embeds the tokens, works out where each row is, and makes the first layer's input.
     fn lay_out(&mut self, step: &Step, model: &Model) {
-        let Scratch { x, turns, tiles, .. } = &mut self.scratch;
+        let Scratch { x, normed, turns, .. } = &mut self.scratch;
         x.resize(step.tokens(), model.config().hidden);
         turns.resize(model.turns_per_position.len(), Vec::new());
         turns.iter_mut().for_each(Vec::clear);
-        tiles.clear();
         let scale = model.config().embedding_scale();
         let mut row = 0;
-        for (index, slice) in step.slices.iter().enumerate() {
+        for slice in &step.slices {
             let start = slice.start as usize;
-            for first in (0..slice.tokens.len()).step_by(TILE_ROWS) {
-                let rows = TILE_ROWS.min(slice.tokens.len() - first);
-                tiles.push(SliceTile { slice: index, row: row + first, position: start + first, rows });
-            }
             for (i, &token) in slice.tokens.iter().enumerate() {
                 model.embedding.copy_row(token as usize, x.row_mut(row));
                 if let Some(scale) = scale {
@@ -173,81 +201,58 @@ impl CpuBackend {
                 row += 1;
             }
         }
+        self.mixing.lay_out(step);
+        norm_rows(&mut self.team, x, (&model.layers[0].attention_norm, model.config().norm_epsilon), normed);
+        self.clock.lap(|times| &mut times.rest);
     }
 
     fn attention(&mut self, step: &Step, index: usize, layer: &Layer) {
-        let Scratch { x, normed, qkv, mixed, projected, turns, tiles, .. } = &mut self.scratch;
-        let sizes = self.model.config();
-        norm_rows(&mut self.team, (x, &layer.attention_norm, sizes.norm_epsilon), normed);
-        layer.qkv.apply(&mut self.team, normed, qkv);
-        let (q_width, kv_width) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
+        let Self { scratch, team, isa, clock, pool, mixing, model, .. } = self;
+        let Scratch { x, normed, qkv, mixed, projected, turns, .. } = scratch;
+        let sizes = model.config();
+        layer.qkv.apply(team, *isa, normed, qkv);
+        clock.lap(|times| &mut times.linears);
 
-        let stride = qkv.stride();
-        let (rows, split) = (qkv.rows(), qkv.split());
-        let (pairs, turns) = (sizes.head_dim / 2, &turns[layer.attention.rope]);
-        self.team.run_rows(rows, ROWS_AT_ONCE, |rows| {
-            for row in rows {
-                // SAFETY: each row is in one part.
-                let numbers = unsafe { split.part(row * stride..row * stride + q_width + 2 * kv_width) };
-                prepare_row(numbers, layer, sizes, &turns[row * pairs..][..pairs]);
-            }
+        let (pairs, q_width) = (sizes.head_dim / 2, sizes.heads * sizes.head_dim);
+        let turns = &turns[layer.attention.rope];
+        mixing.write(team, (pool, step, index), (qkv, q_width), |row, numbers| {
+            prepare_row(numbers, layer, sizes, &turns[row * pairs..][..pairs]);
         });
-        let mut row = 0;
-        for Slice { tokens, start, blocks, .. } in &step.slices {
-            for position in *start as usize..*start as usize + tokens.len() {
-                let (keys, values) = qkv.row(row)[q_width..].split_at(kv_width);
-                self.pool.write(index, blocks, position, (keys, values));
-                row += 1;
-            }
-        }
-
-        mixed.resize(rows, q_width);
-        let group = sizes.heads / sizes.kv_heads;
-        let (mixed_stride, mixed_split) = (mixed.stride(), mixed.split());
-        let pool = &self.pool;
-        self.team.run(tiles.len() * sizes.kv_heads, |part| {
-            // Long contexts cost most, and they tend to stand first: kv heads of one tile run one after the other.
-            let (tile, kv_head) = (&tiles[part / sizes.kv_heads], part % sizes.kv_heads);
-            let table: &[BlockId] = &step.slices[tile.slice].blocks;
-            let column = kv_head * group * sizes.head_dim;
-            let queries = Tile {
-                scale: sizes.score_scale,
-                window: layer.attention.window,
-                start: tile.position,
-                rows: tile.rows,
-                group,
-                queries: &qkv.tail(tile.row)[column..],
-                stride,
-            };
-            let (start, width) = (tile.row * mixed_stride + column, group * sizes.head_dim);
-            // SAFETY: no other part has these rows and this kv head.
-            let mut places = unsafe { Places::new(&mixed_split, start, mixed_stride, width) };
-            attention::attend(pool.head(index, kv_head, table), &queries, &mut places);
-        });
-        layer.attention_output.apply(&mut self.team, mixed, projected);
-        let post_norm = layer.post_attention_norm.as_deref();
-        add_output(&mut self.team, x, (projected, post_norm, sizes.norm_epsilon), normed);
+        clock.lap(|times| &mut times.rest);
+        mixed.resize(qkv.rows(), q_width);
+        mixing.attend(team, (pool, step, index), (sizes, *isa), (qkv, mixed));
+        clock.lap(|times| &mut times.attention);
+        layer.attention_output.apply(team, *isa, mixed, projected);
+        clock.lap(|times| &mut times.linears);
+        let norms = (layer.post_attention_norm.as_deref(), Some(&*layer.feed_forward_norm));
+        add_output(team, x, projected, (norms, sizes.norm_epsilon), normed);
+        clock.lap(|times| &mut times.rest);
     }
 
-    fn feed_forward(&mut self, layer: &Layer) {
-        let Scratch { x, normed, projected, gate_up, gated, .. } = &mut self.scratch;
-        let sizes = self.model.config();
-        norm_rows(&mut self.team, (x, &layer.feed_forward_norm, sizes.norm_epsilon), normed);
-        layer.gate_up.apply(&mut self.team, normed, gate_up);
+    /// Leaves the input of the next layer, if `next_norm` is the norm of one, in `normed`.
+    fn feed_forward(&mut self, layer: &Layer, next_norm: Option<&[f32]>) {
+        let Self { scratch, team, isa, clock, model, .. } = self;
+        let Scratch { x, normed, projected, gate_up, gated, .. } = scratch;
+        let sizes = model.config();
+        layer.gate_up.apply(team, *isa, normed, gate_up);
+        clock.lap(|times| &mut times.linears);
         let product = if sizes.family.has_gelu() { kernels::gelu_product } else { kernels::silu_product };
         gated.resize(x.rows(), sizes.feed_forward);
-        let (stride, split) = (gated.stride(), gated.split());
-        self.team.run_rows(x.rows(), ROWS_AT_ONCE, |rows| {
+        let filler = gated.filler();
+        team.run_rows(x.rows(), ROWS_AT_ONCE, |rows| {
             for row in rows {
                 let (gate, up) = gate_up.row(row).split_at(sizes.feed_forward);
                 // SAFETY: each row is in one part.
-                let out = unsafe { split.part(row * stride..row * stride + sizes.feed_forward) };
-                product(gate, up, out);
+                unsafe { filler.fill(row, |out| product(gate, up, out)) };
             }
         });
-        layer.down.apply(&mut self.team, gated, projected);
-        let post_norm = layer.post_feed_forward_norm.as_deref();
-        add_output(&mut self.team, x, (projected, post_norm, sizes.norm_epsilon), normed);
+        drop(filler);
+        clock.lap(|times| &mut times.rest);
+        layer.down.apply(team, *isa, gated, projected);
+        clock.lap(|times| &mut times.linears);
+        let norms = (layer.post_feed_forward_norm.as_deref(), next_norm);
+        add_output(team, x, projected, (norms, sizes.norm_epsilon), normed);
+        clock.lap(|times| &mut times.rest);
     }
 
     /// Logits of the last row of each slice that samples.
@@ -257,8 +262,9 @@ impl CpuBackend {
         for (row, (_, end)) in sampling_slices(step).enumerate() {
             last.row_mut(row).copy_from_slice(x.row(end - 1));
         }
-        norm_rows(&mut self.team, (last, &model.output_norm, model.config().norm_epsilon), normed);
-        model.output().apply(&mut self.team, normed, logits);
+        norm_rows(&mut self.team, last, (&model.output_norm, model.config().norm_epsilon), normed);
+        model.output().apply(&mut self.team, self.isa, normed, logits);
+        self.clock.lap(|times| &mut times.head);
     }
 }
 
@@ -306,43 +312,39 @@ fn prepare_row(numbers: &mut [f32], layer: &Layer, sizes: &ModelConfig, turns: &
     heads.for_each(|head| kernels::rotate_halves(head, turns));
 }
 
-/// `x += y`, or `x += norm(y)`, row by row.
-fn add_output(
-    team: &mut Team,
-    x: &mut Matrix,
-    (y, norm, epsilon): (&Matrix, Option<&[f32]>, f32),
-    normed: &mut Matrix,
-) {
-    match norm {
-        Some(weight) => {
-            norm_rows(team, (y, weight, epsilon), normed);
-            add_rows(team, x, normed);
-        }
-        None => add_rows(team, x, y),
-    }
-}
-
 /// `out = norm(x)`, row by row.
-fn norm_rows(team: &mut Team, (x, weight, epsilon): (&Matrix, &[f32], f32), out: &mut Matrix) {
+fn norm_rows(team: &mut Team, x: &Matrix, (weight, epsilon): (&[f32], f32), out: &mut Inputs) {
     out.resize(x.rows(), weight.len());
-    let (stride, split) = (out.stride(), out.split());
+    let filler = out.filler();
     team.run_rows(x.rows(), ROWS_AT_ONCE, |rows| {
         for row in rows {
             // SAFETY: each row is in one part.
-            let out = unsafe { split.part(row * stride..row * stride + weight.len()) };
-            kernels::rms_norm(x.row(row), weight, epsilon, out);
+            unsafe { filler.fill(row, |out| kernels::rms_norm(x.row(row), weight, epsilon, out)) };
         }
     });
 }
 
-/// `x += y`, row by row.
-fn add_rows(team: &mut Team, x: &mut Matrix, y: &Matrix) {
-    let (count, stride, split) = (x.rows(), x.stride(), x.split());
+/// Norms behind a half of a layer, and before the next.
+type Norms<'a> = (Option<&'a [f32]>, Option<&'a [f32]>);
+
+/// `x += y`, or `x += norm(y)`; then `out = norm(x)` if there is another half, row by row. Leaves `y` unspecified.
+fn add_output(team: &mut Team, x: &mut Matrix, y: &mut Matrix, (norms, epsilon): (Norms<'_>, f32), out: &mut Inputs) {
+    let (count, width, stride) = (x.rows(), x.width(), x.stride());
+    out.resize(count, width);
+    let (x, y, filler) = (x.split(), y.split(), out.filler());
     team.run_rows(count, ROWS_AT_ONCE, |rows| {
         for row in rows {
-            let y = y.row(row);
             // SAFETY: each row is in one part.
-            kernels::add(unsafe { split.part(row * stride..row * stride + y.len()) }, y);
+            let (x, y) =
+                unsafe { (x.part(row * stride..row * stride + width), y.part(row * stride..row * stride + width)) };
+            if let Some(weight) = norms.0 {
+                kernels::rms_norm_in_place(y, weight, epsilon);
+            }
+            kernels::add(x, y);
+            if let Some(weight) = norms.1 {
+                // SAFETY: as above.
+                unsafe { filler.fill(row, |out| kernels::rms_norm(x, weight, epsilon, out)) };
+            }
         }
     });
 }

@@ -4,10 +4,10 @@
 //! within a block of 32 are integers, so their order is free; across blocks every kernel runs one chain of fused
 //! multiply-adds per output, from the first block to the last. The tests check the bits.
 
-use crate::dequant::TensorType;
 use crate::isa::Isa;
 use crate::linear::Matrix;
 use crate::team::Team;
+use crate::weights::Row;
 use packed::Packed;
 use rows::{Rows, TILE_ROWS, Tile};
 
@@ -44,26 +44,16 @@ pub struct Linear {
     sections: Vec<(usize, Packed)>,
 }
 
-/// Rows of weights as a file has them.
-#[derive(Clone, Copy)]
-pub struct Source<'a> {
-    pub kind: TensorType,
-    pub bytes: &'a [u8],
-    pub outputs: usize,
-}
-
 impl Linear {
-    /// Stacks the outputs of matrices that read the same inputs.
-    pub fn new(inputs: usize, sources: &[Source<'_>]) -> Self {
-        let mut sections = Vec::new();
-        let mut outputs = 0;
-        for alike in sources.chunk_by(|a, b| a.kind == b.kind) {
-            let packed = Packed::new(inputs, alike);
-            sections.push((outputs, packed));
-            outputs += alike.iter().map(|source| source.outputs).sum::<usize>();
-        }
-        assert!(inputs > 0 && outputs > 0, "a layer of {inputs} x {outputs}");
-        Self { inputs, outputs, sections }
+    /// Packs the weights of each output.
+    pub fn new(inputs: usize, rows: &[Row<'_>]) -> Self {
+        assert!(inputs > 0 && !rows.is_empty(), "a layer of {inputs} x {}", rows.len());
+        let mut first = 0;
+        let sections = rows.chunk_by(|(a, _), (b, _)| a == b).map(|alike| {
+            first += alike.len();
+            (first - alike.len(), Packed::new(inputs, alike))
+        });
+        Self { inputs, outputs: rows.len(), sections: sections.collect() }
     }
 
     /// Copies the weights of one output.

@@ -6,6 +6,7 @@ pub mod check;
 pub mod cpu;
 pub mod dequant;
 pub mod gguf;
+pub mod isa;
 pub mod kv;
 pub mod llama;
 pub mod sampling;
@@ -14,10 +15,10 @@ pub mod team;
 #[doc(hidden)]
 pub mod testing;
 pub mod timed;
+pub mod weights;
 
 mod attention;
 mod int8;
-mod isa;
 mod kernels;
 mod linear;
 

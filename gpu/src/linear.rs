@@ -56,6 +56,10 @@ impl Matrix {
         self.rows
     }
 
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
     pub fn stride(&self) -> usize {
         self.stride
     }
@@ -109,6 +113,11 @@ impl Linear {
             }
         }
         Self { inputs, outputs, panels }
+    }
+
+    /// Bytes of memory.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.panels)
     }
 
     /// Copies the weights of one output.

@@ -2,8 +2,8 @@
 //! feed-forward network. Their configuration and weights, as f32.
 
 use crate::kv::BlockShape;
-use crate::linear::Linear;
 use crate::source::{ModelError, Source};
+use crate::weights::{Arithmetic, Linear};
 use std::fmt;
 
 mod config;
@@ -167,8 +167,9 @@ impl ModelConfig {
     }
 
     /// Bytes of memory that a block of so many tokens takes over all layers.
-    pub fn block_bytes(&self, block_tokens: u32) -> u64 {
-        self.block_shape(block_tokens).block_bytes(self.layers.len(), size_of::<f32>()).unwrap_or(u64::MAX)
+    pub fn block_bytes(&self, arithmetic: Arithmetic, block_tokens: u32) -> u64 {
+        let shape = self.block_shape(block_tokens);
+        shape.block_bytes(self.layers.len(), arithmetic.kv_number_bytes()).unwrap_or(u64::MAX)
     }
 }
 
@@ -198,6 +199,7 @@ pub(crate) struct HeadNorms {
 /// A model in memory: read-only, and shared by the ranks of a process.
 pub struct Model {
     config: ModelConfig,
+    arithmetic: Arithmetic,
     pub(crate) embedding: Linear,
     pub(crate) layers: Vec<Layer>,
     pub(crate) output_norm: Vec<f32>,
@@ -208,16 +210,16 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads a model's weights, converted to f32.
+    /// Loads a model's weights, converted to what the arithmetic computes with.
     ///
     /// # Errors
     /// The configuration or the tensors are not those of a supported model.
     ///
     /// # Cost
-    /// Reads all weights and allocates four bytes for each (`Model::bytes_needed`).
-    pub fn load(source: &Source) -> Result<Self, ModelError> {
+    /// Reads all weights and allocates `Model::bytes`: four bytes a weight, or about as much as the file has.
+    pub fn load(source: &Source, arithmetic: Arithmetic) -> Result<Self, ModelError> {
         let config = ModelConfig::read(source)?;
-        let loader = Loader::check(source, &config)?;
+        let loader = Loader::check(source, &config, arithmetic)?;
         let mut turns_per_position: Vec<_> =
             config.ropes.iter().map(|rope| rope.turns_per_position(config.head_dim)).collect();
         for (pair, factor) in loader.rope_factors().into_iter().flatten().enumerate() {
@@ -230,6 +232,7 @@ impl Model {
             output: loader.output(),
             turns_per_position,
             config,
+            arithmetic,
         })
     }
 
@@ -237,16 +240,22 @@ impl Model {
         &self.config
     }
 
-    /// Bytes that the weights will take once loaded.
-    pub fn bytes_needed(source: &Source) -> u64 {
-        let tensors = source.names().into_iter().filter_map(|name| source.tensor(name));
-        let weights = tensors.map(|tensor| tensor.dims.iter().product::<usize>() as u64);
-        weights.sum::<u64>().saturating_mul(size_of::<f32>() as u64)
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    /// Bytes of the weights of all linear layers.
+    pub fn bytes(&self) -> usize {
+        let layers = self
+            .layers
+            .iter()
+            .flat_map(|layer| [&layer.qkv, &layer.attention_output, &layer.gate_up, &layer.down].map(Linear::bytes));
+        self.embedding.bytes() + self.output.as_ref().map_or(0, Linear::bytes) + layers.sum::<usize>()
     }
 
     /// Bytes of memory that a block of so many tokens takes over all layers.
     pub fn block_bytes(&self, block_tokens: u32) -> u64 {
-        self.config.block_bytes(block_tokens)
+        self.config.block_bytes(self.arithmetic, block_tokens)
     }
 
     pub(crate) fn output(&self) -> &Linear {

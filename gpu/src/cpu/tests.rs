@@ -1,11 +1,13 @@
 use super::*;
 use crate::source::Source;
 use crate::testing::{TinyModel, reference};
-use starling_core::ids::{AttemptKey, TokenId};
+use crate::weights::Arithmetic;
+use starling_core::ids::{AttemptKey, BlockId, TokenId};
 use starling_core::request::Sampling;
-use starling_core::step::Sample;
+use starling_core::step::{Sample, Slice};
 
 mod families;
+mod int8;
 mod sequences;
 
 const BLOCK_TOKENS: u32 = 8;
@@ -20,7 +22,7 @@ fn backend(model: &Arc<Model>, threads: usize) -> CpuBackend {
 
 fn tiny(seed: u64, tied: bool) -> (TinyModel, Arc<Model>) {
     let tiny = TinyModel { seed, tied, kv_heads: if tied { 1 } else { 2 }, ..TinyModel::default() };
-    let model = Arc::new(Model::load(&tiny.gguf().into()).unwrap());
+    let model = Arc::new(Model::load(&tiny.gguf().into(), Arithmetic::Exact).unwrap());
     (tiny, model)
 }
 
@@ -149,7 +151,7 @@ fn the_real_model_is_batch_invariant() {
         eprintln!("SKIPPED: STARLING_MODEL names no model file");
         return;
     };
-    let model = Arc::new(Model::load(&Source::open(path.as_ref()).unwrap()).unwrap());
+    let model = Arc::new(Model::load(&Source::open(path.as_ref()).unwrap(), Arithmetic::Exact).unwrap());
     logits_depend_on_the_tokens_alone(&model, 80);
 }
 

@@ -1,9 +1,10 @@
 //! Weights as the kernels read them: two layouts, for four bits with a minimum and for eight bits.
 
-use super::{BLOCK, GROUP, Source, Sums};
+use super::{BLOCK, GROUP, Sums};
 use crate::dequant::{TensorType, dequantise};
 use crate::int8::rows::Tile;
 use crate::isa::Isa;
+use crate::weights::Row;
 use half::f16;
 
 /// Bytes of the weights of a group's block, without scales.
@@ -76,11 +77,10 @@ struct Block {
 }
 
 impl Packed {
-    /// Stacks matrices of one format.
-    pub fn new(inputs: usize, sources: &[Source<'_>]) -> Self {
-        let kind = sources[0].kind;
+    /// Packs rows of one format.
+    pub fn new(inputs: usize, rows: &[Row<'_>]) -> Self {
+        let kind = rows[0].0;
         let (layout, blocks) = (layout(kind), inputs.div_ceil(BLOCK));
-        let rows: Vec<&[u8]> = sources.iter().flat_map(|source| rows_of(inputs, source)).collect();
         let lines = match layout {
             Layout::Nibbles => blocks * NIBBLE_BLOCK / 64,
             Layout::Bytes => (blocks * (BYTE_QUANTS + HALVES)).div_ceil(64),
@@ -90,7 +90,7 @@ impl Packed {
         let mut packed = Self { layout, outputs: rows.len(), blocks, lines, gains: Vec::new() };
         let mut numbers = vec![0.0; blocks * BLOCK];
         let mut row_blocks = Vec::with_capacity(blocks);
-        for (output, row) in rows.into_iter().enumerate() {
+        for (output, (_, row)) in rows.iter().enumerate() {
             row_blocks.clear();
             let gain = read_row(kind, row, &mut numbers[..inputs], &mut row_blocks);
             if gain != 1.0 {
@@ -210,12 +210,6 @@ fn put_quads(bytes: &mut [u8], row: usize, quants: &[u8]) {
     for (line, quad) in bytes.chunks_exact_mut(64).zip(quants.chunks_exact(4)) {
         line[row * 4..][..4].copy_from_slice(quad);
     }
-}
-
-fn rows_of<'a>(inputs: usize, source: &Source<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-    let row_bytes = inputs / source.kind.block_weights() * source.kind.block_bytes();
-    assert_eq!(source.bytes.len(), row_bytes * source.outputs, "{} rows of {} bytes", source.outputs, row_bytes);
-    source.bytes.chunks_exact(row_bytes)
 }
 
 fn layout(kind: TensorType) -> Layout {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::dequant::dequantise;
+use crate::dequant::{TensorType, dequantise};
 use crate::testing::quantise;
 
 /// Whole numbers that look random, from -`most` to `most`.
@@ -11,8 +11,8 @@ fn available() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available())
 }
 
-fn source(kind: TensorType, bytes: &[u8], outputs: usize) -> Source<'_> {
-    Source { kind, bytes, outputs }
+fn rows_of(kind: TensorType, bytes: &[u8], outputs: usize) -> Vec<Row<'_>> {
+    bytes.chunks_exact(bytes.len() / outputs).map(|row| (kind, row)).collect()
 }
 
 fn applied(layer: &Linear, isa: Isa, team: &mut Team, x: &[Vec<f32>]) -> Vec<Vec<u32>> {
@@ -50,7 +50,7 @@ fn products_agree_with_f64_for_every_format_shape_and_set_of_instructions() {
     for kind in KINDS {
         for (inputs, outputs) in SHAPES {
             let bytes = quantise(kind, &numbers(inputs * outputs, 1, 0.3));
-            let layer = Linear::new(inputs, &[source(kind, &bytes, outputs)]);
+            let layer = Linear::new(inputs, &rows_of(kind, &bytes, outputs));
             let x: Vec<_> = (0..5).map(|row| numbers(inputs, row, 2.0)).collect();
             let right = right(&layer, &x);
             for isa in available() {
@@ -67,7 +67,7 @@ fn products_agree_with_f64_for_every_format_shape_and_set_of_instructions() {
 fn inputs_that_fill_no_block_are_padded() {
     for inputs in [1, 6, 33, 63, 100] {
         let bytes = quantise(TensorType::F32, &numbers(inputs * 20, 1, 1.0));
-        let layer = Linear::new(inputs, &[source(TensorType::F32, &bytes, 20)]);
+        let layer = Linear::new(inputs, &rows_of(TensorType::F32, &bytes, 20));
         let x = vec![numbers(inputs, 2, 1.0), numbers(inputs, 3, 1.0)];
         let right = right(&layer, &x);
         for isa in available() {
@@ -86,7 +86,7 @@ fn weights_of_files_of_four_and_eight_bits_are_kept_as_they_are() {
         let bytes = quantise(kind, &numbers(inputs * outputs, 1, 0.3));
         let mut right = vec![0.0; inputs * outputs];
         dequantise(kind, &bytes, &mut right);
-        let layer = Linear::new(inputs, &[source(kind, &bytes, outputs)]);
+        let layer = Linear::new(inputs, &rows_of(kind, &bytes, outputs));
         let mut row = vec![0.0; inputs];
         for output in 0..outputs {
             layer.copy_row(output, &mut row);
@@ -111,7 +111,7 @@ fn wider_weights_are_rounded_to_half_a_step_of_their_block_whatever_their_size()
             weights.iter_mut().for_each(|w| *w *= size);
             let bytes = quantise(kind, &weights);
             dequantise(kind, &bytes, &mut weights);
-            let layer = Linear::new(64, &[source(kind, &bytes, 10)]);
+            let layer = Linear::new(64, &rows_of(kind, &bytes, 10));
             let mut row = vec![0.0; 64];
             for output in 0..10 {
                 layer.copy_row(output, &mut row);
@@ -131,7 +131,7 @@ fn a_row_has_the_same_bits_alone_in_any_number_of_rows_and_with_any_instructions
     for kind in [TensorType::Q4_1, TensorType::Q8_0, TensorType::F32] {
         for (inputs, outputs) in [(576, 200), (96, 33)] {
             let bytes = quantise(kind, &numbers(inputs * outputs, 1, 0.3));
-            let layer = Linear::new(inputs, &[source(kind, &bytes, outputs)]);
+            let layer = Linear::new(inputs, &rows_of(kind, &bytes, outputs));
             let x: Vec<_> = (0..70).map(|row| numbers(inputs, row, 2.0)).collect();
             let alone: Vec<_> = x
                 .iter()
@@ -158,7 +158,7 @@ fn extremes_of_weights_and_activations_do_not_saturate() {
     };
     for kind in KINDS {
         let bytes = quantise(kind, &ends(1.0));
-        let layer = Linear::new(inputs, &[source(kind, &bytes, outputs)]);
+        let layer = Linear::new(inputs, &rows_of(kind, &bytes, outputs));
         let x = vec![vec![3.0; inputs], vec![-3.0; inputs], (0..inputs).map(|i| sign(i, 3.0)).collect()];
         let right = right(&layer, &x);
         for isa in available() {
@@ -177,26 +177,26 @@ fn sections_of_several_formats_stand_one_after_the_other() {
     let kinds = [(TensorType::Q4_1, 40), (TensorType::Q4_1, 7), (TensorType::Q8_0, 19), (TensorType::Q4_0, 5)];
     let bytes: Vec<_> =
         kinds.iter().enumerate().map(|(i, (kind, outputs))| quantise(*kind, &numbers(64 * outputs, i, 0.3))).collect();
-    let sources: Vec<_> =
-        kinds.iter().zip(&bytes).map(|((kind, outputs), bytes)| source(*kind, bytes, *outputs)).collect();
-    let together = Linear::new(64, &sources);
+    let parts: Vec<_> =
+        kinds.iter().zip(&bytes).map(|((kind, outputs), bytes)| rows_of(*kind, bytes, *outputs)).collect();
+    let together = Linear::new(64, &parts.concat());
     let x: Vec<_> = (0..3).map(|row| numbers(64, row, 1.0)).collect();
     let mut team = Team::new(2).unwrap();
     let found = applied(&together, Isa::best(), &mut team, &x);
     let mut first = 0;
     let (mut row, mut expected) = (vec![0.0; 64], vec![0.0; 64]);
-    for source in sources {
-        let apart = Linear::new(64, &[source]);
+    for rows in parts {
+        let apart = Linear::new(64, &rows);
         let right = applied(&apart, Isa::best(), &mut team, &x);
         for (found, right) in found.iter().zip(&right) {
-            assert!(found[first..first + source.outputs] == right[..]);
+            assert!(found[first..first + rows.len()] == right[..]);
         }
-        for output in 0..source.outputs {
+        for output in 0..rows.len() {
             together.copy_row(first + output, &mut row);
             apart.copy_row(output, &mut expected);
             assert!(row == expected);
         }
-        first += source.outputs;
+        first += rows.len();
     }
     assert_eq!(first, 71);
 }
@@ -204,7 +204,7 @@ fn sections_of_several_formats_stand_one_after_the_other() {
 #[test]
 fn blocks_of_zeros_give_zero() {
     let bytes = quantise(TensorType::Q4_1, &vec![0.0; 64 * 16]);
-    let layer = Linear::new(64, &[source(TensorType::Q4_1, &bytes, 16)]);
+    let layer = Linear::new(64, &rows_of(TensorType::Q4_1, &bytes, 16));
     let x = vec![vec![0.0; 64], vec![1e-38; 64], numbers(64, 1, 1.0)];
     for isa in available() {
         let found = applied(&layer, isa, &mut Team::new(1).unwrap(), &x);
@@ -215,7 +215,7 @@ fn blocks_of_zeros_give_zero() {
 #[test]
 fn what_is_not_finite_shows_in_its_row_and_in_no_other() {
     let bytes = quantise(TensorType::Q8_0, &numbers(64 * 16, 1, 1.0));
-    let layer = Linear::new(64, &[source(TensorType::Q8_0, &bytes, 16)]);
+    let layer = Linear::new(64, &rows_of(TensorType::Q8_0, &bytes, 16));
     let with = |number: f32| {
         let mut x = numbers(64, 2, 1.0);
         x[40] = number;
@@ -235,7 +235,7 @@ fn what_is_not_finite_shows_in_its_row_and_in_no_other() {
     }
     for bad in [f32::NAN, f32::INFINITY] {
         let bytes = quantise(TensorType::F32, &with(bad));
-        let layer = Linear::new(64, &[source(TensorType::F32, &bytes, 1)]);
+        let layer = Linear::new(64, &rows_of(TensorType::F32, &bytes, 1));
         for isa in available() {
             let found = applied(&layer, isa, &mut Team::new(1).unwrap(), std::slice::from_ref(&sound));
             assert!(f32::from_bits(found[0][0]).is_nan(), "{isa:?}");

@@ -1,9 +1,9 @@
 //! Finds a model's tensors under the names of either kind of file, checks them all, and converts them.
 
 use super::{Family, HeadNorms, Layer, ModelConfig};
-use crate::dequant::{TensorType, dequantise};
-use crate::linear::Linear;
+use crate::dequant::dequantise;
 use crate::source::{ModelError, Source, Tensor};
+use crate::weights::{Arithmetic, Linear, Row};
 use std::collections::BTreeSet;
 
 /// One tensor under its two names.
@@ -42,21 +42,11 @@ const FEED_FORWARD_NORM_OF_FOUR: Part = part("ffn_norm.weight", "pre_feedforward
 const POST_ATTENTION_NORM: Part = part("post_attention_norm.weight", "post_attention_layernorm.weight");
 const POST_FEED_FORWARD_NORM: Part = part("post_ffw_norm.weight", "post_feedforward_layernorm.weight");
 
-/// A row of a matrix as the file stores it: whole blocks.
-pub(super) type Row<'a> = (TensorType, &'a [u8]);
-
-/// Makes a layer of the rows of its outputs.
-fn linear(inputs: usize, rows: &[Row<'_>]) -> Linear {
-    Linear::new(inputs, rows.len(), |output, row| {
-        let (kind, bytes) = rows[output];
-        dequantise(kind, bytes, row);
-    })
-}
-
 /// Invariant: every tensor that is read was found and has its shape.
 pub(super) struct Loader<'a> {
     source: &'a Source,
     config: &'a ModelConfig,
+    arithmetic: Arithmetic,
 }
 
 impl<'a> Loader<'a> {
@@ -64,11 +54,11 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// A tensor is missing, has another shape, or is none of the model's.
-    pub fn check(source: &'a Source, config: &'a ModelConfig) -> Result<Self, ModelError> {
+    pub fn check(source: &'a Source, config: &'a ModelConfig, arithmetic: Arithmetic) -> Result<Self, ModelError> {
         let ModelConfig { hidden, heads, kv_heads, head_dim, feed_forward, .. } = *config;
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
         let vocabulary = config.vocabulary as usize;
-        let mut checker = Checker { loader: Self { source, config }, taken: BTreeSet::new() };
+        let mut checker = Checker { loader: Self { source, config, arithmetic }, taken: BTreeSet::new() };
         checker.check(checker.loader.name(EMBEDDING), &[hidden, vocabulary])?;
         checker.check(checker.loader.name(OUTPUT_NORM), &[hidden])?;
         if !config.tied {
@@ -126,13 +116,18 @@ impl<'a> Loader<'a> {
         self.source.tensor(name).expect("checked")
     }
 
+    /// Makes a layer of the rows of its outputs.
+    fn linear(&self, inputs: usize, rows: &[Row<'_>]) -> Linear {
+        Linear::new(self.arithmetic, inputs, rows)
+    }
+
     pub fn embedding(&self) -> Linear {
-        linear(self.config.hidden, &rows(&self.tensor(&self.name(EMBEDDING))))
+        self.linear(self.config.hidden, &rows(&self.tensor(&self.name(EMBEDDING))))
     }
 
     /// `None` if the embedding is the output projection too.
     pub fn output(&self) -> Option<Linear> {
-        let output = || linear(self.config.hidden, &rows(&self.tensor(&self.name(OUTPUT))));
+        let output = || self.linear(self.config.hidden, &rows(&self.tensor(&self.name(OUTPUT))));
         (!self.config.tied).then(output)
     }
 
@@ -152,14 +147,14 @@ impl<'a> Loader<'a> {
         let bias = || [Q_BIAS, K_BIAS, V_BIAS].into_iter().flat_map(|part| self.vector(&named(part))).collect();
         let matrix = |inputs: usize, parts: &[Part]| {
             let tensors: Vec<_> = parts.iter().map(|&part| self.tensor(&named(part))).collect();
-            linear(inputs, &tensors.iter().flat_map(rows).collect::<Vec<_>>())
+            self.linear(inputs, &tensors.iter().flat_map(rows).collect::<Vec<_>>())
         };
         let [q, k, v] = [Q, K, V].map(|part| self.tensor(&named(part)));
         let qkv = [self.turned_rows(&q), self.turned_rows(&k), rows(&v)].concat();
         Layer {
             attention: self.config.layers[layer],
             attention_norm: norm(ATTENTION_NORM),
-            qkv: linear(hidden, &qkv),
+            qkv: self.linear(hidden, &qkv),
             qkv_bias: family.has_biases().then(bias),
             head_norms: family.has_head_norms().then(|| HeadNorms { query: norm(Q_NORM), key: norm(K_NORM) }),
             attention_output: matrix(heads * head_dim, &[ATTENTION_OUTPUT]),

@@ -23,7 +23,7 @@ fn all() -> Vec<TinyModel> {
 }
 
 fn loaded(source: impl Into<Source>) -> Arc<Model> {
-    Arc::new(Model::load(&source.into()).unwrap())
+    Arc::new(Model::load(&source.into(), Arithmetic::Exact).unwrap())
 }
 
 #[test]

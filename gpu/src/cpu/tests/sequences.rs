@@ -5,7 +5,7 @@ use crate::dequant::TensorType;
 use crate::gguf::Gguf;
 
 fn model(tiny: &TinyModel) -> Arc<Model> {
-    Arc::new(Model::load(&tiny.gguf().into()).unwrap())
+    Arc::new(Model::load(&tiny.gguf().into(), Arithmetic::Exact).unwrap())
 }
 
 fn backend(model: &Arc<Model>, threads: usize) -> CpuBackend {
@@ -210,7 +210,7 @@ fn logits_that_are_not_finite_fail_the_step_with_the_slice_named() {
     weights[3] = f32::NAN;
     writer.tensor("output_norm.weight", TensorType::F32, &dims, &weights);
     let gguf = Gguf::from_bytes("nan.gguf", writer.to_bytes().0).unwrap();
-    let mut backend = backend(&Arc::new(Model::load(&gguf.into()).unwrap()), 1);
+    let mut backend = backend(&Arc::new(Model::load(&gguf.into(), Arithmetic::Exact).unwrap()), 1);
     let silent = Slice { sample: None, ..Sequence::new(prompt(3, 1), 0).rest() };
     let step = Step { slices: vec![silent, Sequence::new(prompt(3, 1), 1).rest()] };
     let mut out = Vec::new();
