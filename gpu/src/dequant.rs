@@ -1,7 +1,7 @@
 //! Number formats of weights, and their conversion to f32.
 //!
 //! # Source
-//! The block formats of the ggml project. Each quantised block holds 32 weights of one row.
+//! The block formats of the ggml project. A quantised block holds 32 weights of one row, or 256 in eight or sixteen groups.
 
 use half::{bf16, f16};
 use std::fmt;
@@ -11,6 +11,8 @@ mod tests;
 
 /// Weights in a quantised block.
 const BLOCK: usize = 32;
+/// Weights in a block of the formats with K.
+const SUPERBLOCK: usize = 256;
 
 /// A number format that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,10 +24,13 @@ pub enum TensorType {
     Q4_1,
     Q5_0,
     Q8_0,
+    Q4K,
+    Q6K,
 }
 
 impl TensorType {
-    pub const ALL: [Self; 7] = [Self::F32, Self::F16, Self::Bf16, Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q8_0];
+    pub const ALL: [Self; 9] =
+        [Self::F32, Self::F16, Self::Bf16, Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q8_0, Self::Q4K, Self::Q6K];
 
     /// The number that stands for the format in a file.
     pub fn id(self) -> u32 {
@@ -36,6 +41,8 @@ impl TensorType {
             Self::Q4_1 => 3,
             Self::Q5_0 => 6,
             Self::Q8_0 => 8,
+            Self::Q4K => 12,
+            Self::Q6K => 14,
             Self::Bf16 => 30,
         }
     }
@@ -55,6 +62,7 @@ impl TensorType {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q8_0 => BLOCK,
+            Self::Q4K | Self::Q6K => SUPERBLOCK,
         }
     }
 
@@ -67,6 +75,8 @@ impl TensorType {
             Self::Q4_1 => 2 + 2 + 16,
             Self::Q5_0 => 2 + 4 + 16,
             Self::Q8_0 => 2 + 32,
+            Self::Q4K => 2 + 2 + 12 + 128,
+            Self::Q6K => 128 + 64 + 16 + 2,
         }
     }
 }
@@ -81,6 +91,8 @@ impl fmt::Display for TensorType {
             Self::Q4_1 => "Q4_1",
             Self::Q5_0 => "Q5_0",
             Self::Q8_0 => "Q8_0",
+            Self::Q4K => "Q4_K",
+            Self::Q6K => "Q6_K",
         })
     }
 }
@@ -92,9 +104,7 @@ fn foreign_name(id: u32) -> Option<&'static str> {
         9 => "Q8_1",
         10 => "Q2_K",
         11 => "Q3_K",
-        12 => "Q4_K",
         13 => "Q5_K",
-        14 => "Q6_K",
         15 => "Q8_K",
         16 => "IQ2_XXS",
         17 => "IQ2_XS",
@@ -145,6 +155,8 @@ pub fn dequantise(kind: TensorType, bytes: &[u8], out: &mut [f32]) {
                     *out = f32::from(q as i8) * scale;
                 }
             }
+            TensorType::Q4K => four_bits_of_groups(block, out),
+            TensorType::Q6K => six_bits_of_groups(block, out),
         }
     }
 }
@@ -170,5 +182,53 @@ fn five_bits(block: &[u8], out: &mut [f32]) {
     for (i, out) in out.iter_mut().enumerate() {
         let high = if fifth >> i & 1 == 1 { 16.0 } else { 0.0 };
         *out = (*out + high - 16.0) * scale;
+    }
+}
+
+/// Eight groups of 32 nibbles, each with a scale and a minimum of six bits, in units of the block's two.
+///
+/// # Shape
+/// Two halves, twelve bytes of scales and minima, 128 bytes of nibbles: 32 bytes hold two groups, low nibbles first.
+fn four_bits_of_groups(block: &[u8], out: &mut [f32]) {
+    let (unit, min_unit) = (half_at(block, 0), half_at(block, 2));
+    let (sixes, quants) = block[4..].split_at(12);
+    // The first four groups have whole bytes but for their highest two bits; these belong to the last four.
+    let scale_and_min = |group: usize| match group {
+        0..4 => (sixes[group] & 63, sixes[group + 4] & 63),
+        _ => {
+            let nibbles = sixes[group + 4];
+            (nibbles & 15 | sixes[group - 4] >> 6 << 4, nibbles >> 4 | sixes[group] >> 6 << 4)
+        }
+    };
+    for (pair, (quants, out)) in quants.chunks_exact(32).zip(out.chunks_exact_mut(64)).enumerate() {
+        for (side, out) in out.chunks_exact_mut(32).enumerate() {
+            let (scale, min) = scale_and_min(2 * pair + side);
+            let (scale, min) = (unit * f32::from(scale), min_unit * f32::from(min));
+            for (out, quant) in out.iter_mut().zip(quants) {
+                *out = scale * f32::from(quant >> (4 * side) & 15) - min;
+            }
+        }
+    }
+}
+
+/// Sixteen groups of 16 weights of six bits around 32, each with a signed scale, in units of the block's.
+///
+/// # Shape
+/// 128 bytes of low nibbles, 64 bytes with the upper two bits of four weights each, 16 scales, a half. Each half of the
+/// weights has half of each: 32 weights in low nibbles of its first 32 bytes, 32 in those of the next, then as many in
+/// the high ones.
+fn six_bits_of_groups(block: &[u8], out: &mut [f32]) {
+    let (low, rest) = block.split_at(128);
+    let (high, rest) = rest.split_at(64);
+    let unit = half_at(rest, 16);
+    for (part, out) in out.chunks_exact_mut(32).enumerate() {
+        let (half, quarter) = (part / 4, part % 4);
+        let low = &low[64 * half + 32 * (quarter % 2)..][..32];
+        let high = &high[32 * half..][..32];
+        for (i, out) in out.iter_mut().enumerate() {
+            let quant = low[i] >> (4 * (quarter / 2)) & 15 | (high[i] >> (2 * quarter) & 3) << 4;
+            let scale = rest[2 * part + i / 16] as i8;
+            *out = unit * f32::from(scale) * (f32::from(quant) - 32.0);
+        }
     }
 }

@@ -168,10 +168,10 @@ fn a_false_count_or_length_runs_into_the_end_of_the_file() {
 #[test]
 fn tensors_outside_the_file_and_of_unknown_types_are_named() {
     let mut writer = GgufWriter::default();
-    writer.raw_tensor("w", 12, &[256], vec![0; 144]);
+    writer.raw_tensor("w", 13, &[256], vec![0; 176]);
     assert_eq!(
         written(&writer).unwrap_err().to_string(),
-        "m.gguf: tensor w has type Q4_K (12), which is not supported"
+        "m.gguf: tensor w has type Q5_K (13), which is not supported"
     );
     writer.raw_tensor("w", 0, &[64], vec![0; 8]);
     let message = written(&writer).unwrap_err().to_string();

@@ -215,7 +215,10 @@ fn put_quads(bytes: &mut [u8], row: usize, quants: &[u8]) {
 fn layout(kind: TensorType) -> Layout {
     match kind {
         TensorType::Q4_0 | TensorType::Q4_1 => Layout::Nibbles,
-        TensorType::F32 | TensorType::F16 | TensorType::Bf16 | TensorType::Q5_0 | TensorType::Q8_0 => Layout::Bytes,
+        TensorType::Q5_0 | TensorType::Q8_0 => Layout::Bytes,
+        // Scales of groups are products that f16 does not hold, so these are rounded to eight bits once more.
+        TensorType::Q4K | TensorType::Q6K => Layout::Bytes,
+        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => Layout::Bytes,
     }
 }
 
@@ -243,7 +246,7 @@ fn read_row(kind: TensorType, row: &[u8], numbers: &mut [f32], out: &mut Vec<Blo
             let quants = std::array::from_fn(|i| low[i] + 16 * (fifth >> i & 1) as u8 + (128 - 16));
             Block { quants, scale: half(block, 0), minimum: 0.0 }
         })),
-        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
+        TensorType::F32 | TensorType::F16 | TensorType::Bf16 | TensorType::Q4K | TensorType::Q6K => {
             dequantise(kind, row, numbers);
             return requantise(numbers, out);
         }

@@ -52,6 +52,19 @@ fn a_folder_gives_the_bits_of_the_gguf_file_with_the_same_weights() {
 }
 
 #[test]
+fn superblocks_agree_with_a_plain_f64_forward() {
+    for kind in [TensorType::Q4K, TensorType::Q6K] {
+        let tiny = TinyModel { family: Family::Llama, kind, head_dim: 64, feed_forward: 256, ..TinyModel::default() };
+        let tokens = tokens(20, 1, 0, tiny.vocabulary() as u32);
+        let right = reference::logits(&tiny, &tokens);
+        let found = alone(&mut backend(&loaded(tiny.gguf()), 1), &tokens);
+        let errors = found.iter().zip(&right[19]).map(|(f, r)| (f64::from(f32::from_bits(*f)) - r).abs());
+        let worst = errors.fold(0.0, f64::max);
+        assert!(worst < 1e-4, "{kind}: off by {worst}");
+    }
+}
+
+#[test]
 fn every_family_is_batch_invariant() {
     for family in [Family::Qwen2, Family::Qwen3, Family::Gemma3] {
         let tiny = TinyModel { family, ..TinyModel::default() };
