@@ -7,6 +7,7 @@ use starling_core::step::{Sample, Slice, Step};
 use starling_gpu::cpu::{CpuBackend, CpuConfig};
 use starling_gpu::llama::Model;
 use starling_gpu::source::Source;
+use starling_gpu::weights::Arithmetic;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -54,7 +55,7 @@ impl Checker {
     /// The model cannot be read or run.
     pub fn new(model: &str, tolerance: f64) -> Result<Self, String> {
         let source = Source::open(Path::new(model)).map_err(|error| error.to_string())?;
-        let model = Arc::new(Model::load(&source).map_err(|error| error.to_string())?);
+        let model = Arc::new(Model::load(&source, Arithmetic::Exact).map_err(|error| error.to_string())?);
         let blocks = model.config().context.div_ceil(BLOCK_TOKENS);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let config = CpuConfig { blocks, block_tokens: BLOCK_TOKENS, threads };

@@ -1,7 +1,7 @@
 //! The model of a node: its file, its text side and what runs it.
 
 use crate::api::ModelCard;
-use crate::config::{Config, EngineKind, ModelSource};
+use crate::config::{self, Config, EngineKind, ModelSource};
 use crate::fetch::{self, FetchError};
 use crate::text::{TextError, TextModel};
 use starling_actors::ActorError;
@@ -13,6 +13,7 @@ use starling_gpu::gguf::{Gguf, ModelError};
 use starling_gpu::llama::{Model, ModelConfig};
 use starling_gpu::source::Source;
 use starling_gpu::timed::{TimedBackend, TimedConfig};
+use starling_gpu::weights::Arithmetic;
 use starling_serving::Backends;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -61,11 +62,15 @@ impl Loaded {
         let owned_by = file.get_str("general.organization")?.unwrap_or("starling").to_owned();
         let source = Source::from(file);
         let sizes = ModelConfig::read(&source)?;
-        let block_bytes = sizes.block_bytes(config.engine.block_tokens);
+        let arithmetic = match config.engine.arithmetic {
+            config::Arithmetic::Int8 => Arithmetic::Int8,
+            config::Arithmetic::Exact => Arithmetic::Exact,
+        };
+        let block_bytes = sizes.block_bytes(arithmetic, config.engine.block_tokens);
         let mut loaded = Self { text: Arc::new(text), sizes, block_bytes, owned_by, weights: None };
         loaded.check_memory(config)?;
         if config.engine.kind == EngineKind::Cpu {
-            loaded.weights = Some(Arc::new(Model::load(&source)?));
+            loaded.weights = Some(Arc::new(Model::load(&source, arithmetic)?));
         }
         Ok(loaded)
     }

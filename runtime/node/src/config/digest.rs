@@ -9,10 +9,11 @@ const FORM: &str = "starling settings 1";
 /// Keys, or whole tables, that must be the same on every node. What is not here may differ: where a node listens, where its
 /// files are, how much of its machine it uses, what it tells, and bounds that only its own clients meet. `cluster.members`
 /// and the model's name are hashed by what they mean, so they are not here either.
-const DECIDING: [&str; 13] = [
+const DECIDING: [&str; 14] = [
     "cluster.lockstep",
     "cluster.name",
     "cluster.suspect-after-ms",
+    "engine.arithmetic",
     "engine.block-tokens",
     "engine.context-tokens-max",
     "engine.kind",
@@ -129,6 +130,7 @@ mod tests {
             ("placement.count-children", _) => json!("upstream"),
             ("placement.new-conversations", _) => json!("least-tokens"),
             ("engine.kind", _) => json!("timed"),
+            ("engine.arithmetic", _) => json!("exact"),
             ("engine.context-tokens-max" | "engine.threads", _) => json!(77),
             ("engine.kv-memory" | "api.body-limit", _) => json!("7MiB"),
             ("telemetry.log-format", _) => json!("json"),

@@ -96,6 +96,9 @@ pub struct Model {
 pub struct Engine {
     /// `cpu` computes the model; `timed` takes fixed times and answers with made-up tokens, for tests and benchmarks.
     pub kind: EngineKind,
+    /// `int8` computes with weights of 4 or 8 bits and KV of f16; `exact` with f32 throughout: slower, and four times the
+    /// memory. In either, what a request gets does not depend on what runs beside it.
+    pub arithmetic: Arithmetic,
     /// Threads of all ranks together; by default one a core.
     pub threads: Option<u32>,
     /// Memory of one rank's KV blocks.
@@ -116,6 +119,13 @@ pub struct Engine {
 pub enum EngineKind {
     Cpu,
     Timed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arithmetic {
+    Int8,
+    Exact,
 }
 
 /// Times of engine `timed`. A step takes the sum of what it holds.
@@ -222,6 +232,7 @@ impl Default for Engine {
     fn default() -> Self {
         Self {
             kind: EngineKind::Cpu,
+            arithmetic: Arithmetic::Int8,
             threads: None,
             kv_memory: Size::mib(512),
             block_tokens: 16,
