@@ -97,7 +97,7 @@ fn slice(tokens: &[TokenId], start: usize, sequence: usize) -> Slice {
         tokens: tokens.to_vec(),
         start: start as u32,
         blocks: (first..first + end.div_ceil(BLOCK_TOKENS)).map(|block| BlockId(block as u32)).collect(),
-        sample: Some(Sample { sampling: Sampling::default(), child: 0, position: end as u32 }),
+        sample: Some(Sample::new(Sampling::default(), end as u32)),
     }
 }
 

@@ -43,7 +43,7 @@ impl Checker {
                 return Err(bad("it names a block twice"));
             }
             if let Some(sample) = &slice.sample {
-                sampling(sample, end).map_err(bad)?;
+                sampling(sample, slice, (end, bounds)).map_err(bad)?;
             }
             let (first, last) = (slice.start / bounds.block_tokens, (end - 1) / bounds.block_tokens);
             self.written.extend(slice.blocks[first as usize..=last as usize].iter().map(|block| block.0));
@@ -71,18 +71,23 @@ fn shape(slice: &Slice, bounds: &Bounds) -> Result<u32, &'static str> {
     Ok(end)
 }
 
-fn sampling(sample: &Sample, end: u32) -> Result<(), &'static str> {
-    let sampling = &sample.sampling;
-    if sample.position != end {
+fn sampling(sample: &Sample, slice: &Slice, (end, bounds): (u32, &Bounds)) -> Result<(), &'static str> {
+    if sample.drafts as usize >= slice.tokens.len() {
+        return Err("it has no token before its drafts");
+    }
+    if sample.position != end - sample.drafts {
         return Err("it samples a position that does not follow its last token");
     }
-    if !(sampling.temperature.is_finite() && sampling.temperature >= 0.0) {
-        return Err("its temperature is negative or not finite");
+    if sample.sampling.check(bounds.vocabulary).is_err() {
+        return Err("its sampling has a number out of range");
     }
-    if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-        return Err("its top_p is not within 0 (excluded) and 1");
+    match &sample.history {
+        Some(history) if history.tokens.len() != sample.position as usize => {
+            Err("its history does not end where it samples")
+        }
+        None if sample.sampling.has_penalties() => Err("it has penalties and no history"),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn has_duplicates(numbers: &mut [u32]) -> bool {

@@ -10,7 +10,7 @@ use crate::team::Team;
 use crate::weights::Inputs;
 use crate::{Backend, StepError};
 use attention::{Mixing, Pool};
-use starling_core::step::{Sampled, Step};
+use starling_core::step::{Draw, Sampled, Step};
 use std::sync::Arc;
 use times::Clock;
 
@@ -72,7 +72,7 @@ struct Scratch {
     projected: Matrix,
     gate_up: Matrix,
     gated: Inputs,
-    /// Last rows of the slices that sample.
+    /// Rows that something is drawn from.
     last: Matrix,
     logits: Matrix,
     /// For each rope, row by row, the cosine and sine of each pair's angle.
@@ -150,19 +150,19 @@ impl CpuBackend {
         self.clock.times()
     }
 
-    /// Runs a step and hands the logits of each slice that samples to `each`, in the order of the slices.
+    /// Runs a step and hands the logits of each draw to `each` with its slice, in the order of slices and positions.
     ///
     /// # Errors
     /// A malformed step; nothing was computed then.
     pub fn logits_of(&mut self, step: &Step, mut each: impl FnMut(usize, &[f32])) -> Result<(), StepError> {
         self.forward(step)?;
-        for (row, (index, _)) in sampling_slices(step).enumerate() {
+        for (row, (index, ..)) in draws(step).enumerate() {
             each(index, self.scratch.logits.row(row));
         }
         Ok(())
     }
 
-    /// Leaves the logits of the slices that sample in `scratch.logits`.
+    /// Leaves the logits of each draw in `scratch.logits`.
     fn forward(&mut self, step: &Step) -> Result<(), StepError> {
         self.checker.check(step, &self.bounds)?;
         self.clock.begin();
@@ -255,12 +255,12 @@ impl CpuBackend {
         clock.lap(|times| &mut times.rest);
     }
 
-    /// Logits of the last row of each slice that samples.
+    /// Logits of each row that something is drawn from.
     fn head(&mut self, step: &Step, model: &Model) {
         let Scratch { x, normed, last, logits, .. } = &mut self.scratch;
-        last.resize(sampling_slices(step).count(), model.config().hidden);
-        for (row, (_, end)) in sampling_slices(step).enumerate() {
-            last.row_mut(row).copy_from_slice(x.row(end - 1));
+        last.resize(draws(step).count(), model.config().hidden);
+        for (row, (_, of_step, _)) in draws(step).enumerate() {
+            last.row_mut(row).copy_from_slice(x.row(of_step));
         }
         norm_rows(&mut self.team, last, (&model.output_norm, model.config().norm_epsilon), normed);
         model.output().apply(&mut self.team, self.isa, normed, logits);
@@ -272,10 +272,9 @@ impl Backend for CpuBackend {
     fn step(&mut self, step: &Step, out: &mut Vec<Sampled>) -> Result<(), StepError> {
         self.forward(step)?;
         let before = out.len();
-        for (row, (index, _)) in sampling_slices(step).enumerate() {
-            let Some(sample) = &step.slices[index].sample else { continue };
-            match self.sampler.draw(self.scratch.logits.row(row), sample) {
-                Ok((token, logprob)) => out.push(Sampled { slice: index as u32, token, logprob }),
+        for (row, (index, _, draw)) in draws(step).enumerate() {
+            match self.sampler.draw(self.scratch.logits.row(row), &draw) {
+                Ok(drawn) => out.push(Sampled::new(index, drawn)),
                 Err(NotFinite) => {
                     out.truncate(before);
                     return Err(StepError::NotFinite { slice: index });
@@ -286,13 +285,15 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Slices that sample, each with the row behind its last.
-fn sampling_slices(step: &Step) -> impl Iterator<Item = (usize, usize)> {
-    let ends = step.slices.iter().scan(0, |end, slice| {
-        *end += slice.tokens.len();
-        Some((slice.sample.is_some(), *end))
+/// What a step draws: the slice, the step's row whose logits it is drawn from, and how.
+fn draws(step: &Step) -> impl Iterator<Item = (usize, usize, Draw<'_>)> {
+    let starts = step.slices.iter().scan(0, |start, slice| {
+        *start += slice.tokens.len();
+        Some((*start - slice.tokens.len(), slice))
     });
-    ends.enumerate().filter(|(_, (samples, _))| *samples).map(|(index, (_, end))| (index, end))
+    starts
+        .enumerate()
+        .flat_map(|(index, (start, slice))| slice.draws().map(move |draw| (index, start + draw.row, draw)))
 }
 
 /// Makes queries and keys of what the projection gave: biases, norms of heads, and the turn of their position.

@@ -39,7 +39,7 @@ pub enum StepError {
 
 /// Runs steps of one rank.
 pub trait Backend: Send {
-    /// Runs one step and appends a token for each slice that samples, in the order of the slices.
+    /// Runs one step and appends a token for each draw, in the order of the slices and within them of positions.
     ///
     /// # Errors
     /// A malformed step (nothing was computed), or logits that are not finite.

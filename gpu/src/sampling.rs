@@ -2,8 +2,8 @@
 
 use crate::kernels::{exp_all, finite_max};
 use starling_core::ids::TokenId;
-use starling_core::request::Sampling;
-use starling_core::step::Sample;
+use starling_core::request::{Adjustment, Sampling};
+use starling_core::step::{Draw, Drawn};
 
 #[cfg(test)]
 mod tests;
@@ -48,55 +48,141 @@ const SORTED_FIRST: usize = 64;
 pub struct Sampler {
     weights: Vec<f32>,
     order: Vec<TokenId>,
+    adjusted: Vec<f32>,
+    /// How often each token of the vocabulary is in the output, and whether it is anywhere before. All 0 between draws.
+    marks: Vec<u32>,
 }
 
+/// In a mark: the token is in the prompt or the output. The rest of the mark counts how often it is in the output.
+const SEEN: u32 = 1 << 31;
+
 /// Weights that a draw chooses among, and their sum.
-struct Kept<'a> {
-    /// Highest first; `None` for all tokens in the order of their ids.
-    order: Option<&'a [TokenId]>,
+struct Kept {
+    /// Whether the kept tokens are those of the order, the heaviest first; otherwise all are, in the order of their ids.
+    ordered: bool,
     sum: f64,
 }
 
 impl Sampler {
-    /// The next token, and the logarithm of its probability under the softmax of the logits as they are.
+    /// The next token, with the logarithm of its probability under the softmax of the logits as they are.
     ///
     /// # Errors
     /// A logit is not finite.
     ///
     /// # Cost
-    /// Linear in the vocabulary; with `top_p` below 1, plus sorting the tokens that reach it.
-    pub fn draw(&mut self, logits: &[f32], sample: &Sample) -> Result<(TokenId, f32), NotFinite> {
-        let peak = finite_max(logits);
-        if peak.is_nan() {
+    /// Linear in the vocabulary; with `top_p` below 1, plus sorting the tokens that reach it; with penalties, plus the tokens
+    /// before.
+    pub fn draw(&mut self, logits: &[f32], draw: &Draw<'_>) -> Result<Drawn, NotFinite> {
+        let raw_peak = finite_max(logits);
+        if raw_peak.is_nan() {
             return Err(NotFinite);
         }
         self.weights.resize(logits.len(), 0.0);
-        let log_sum = exp_all(logits, peak, 1.0, &mut self.weights).ln();
-        let sampling = &sample.sampling;
-        let token = if sampling.temperature == 0.0 || sampling.top_k == 1 {
-            // The first of the highest: ties go to the lowest id.
-            logits.iter().position(|&logit| logit == peak).unwrap_or(0) as TokenId
-        } else {
-            let sum = exp_all(logits, peak, 1.0 / sampling.temperature, &mut self.weights);
-            let bits = random_bits(sampling.seed, sample.child, sample.position, Use::Token);
-            let kept = keep(sampling, (&self.weights, sum), &mut self.order);
-            let target = unit(bits) * kept.sum;
-            choose(&self.weights, kept.order, target)
+        let log_sum = exp_all(logits, raw_peak, 1.0, &mut self.weights).ln();
+        let token = match draw.adjustment() {
+            None => self.choose(logits, raw_peak, draw),
+            Some(adjustment) => {
+                let mut adjusted = std::mem::take(&mut self.adjusted);
+                adjusted.clear();
+                adjusted.extend_from_slice(logits);
+                self.adjust(&mut adjusted, adjustment, draw);
+                let token = self.choose(&adjusted, finite_max(&adjusted), draw);
+                self.adjusted = adjusted;
+                token
+            }
         };
-        let logprob = f64::from(logits[token as usize] - peak) - log_sum;
-        Ok((token, logprob as f32))
+        let logprob = |token: TokenId| (f64::from(logits[token as usize] - raw_peak) - log_sum) as f32;
+        let top = highest(logits, draw.sampling.top_logprobs as usize);
+        let top = top.into_iter().map(|token| (token, logprob(token))).collect();
+        Ok(Drawn { token, logprob: logprob(token), top })
+    }
+
+    fn choose(&mut self, logits: &[f32], peak: f32, draw: &Draw<'_>) -> TokenId {
+        let sampling = draw.sampling;
+        if sampling.is_greedy() {
+            // The first of the highest: ties go to the lowest id.
+            return logits.iter().position(|&logit| logit == peak).unwrap_or(0) as TokenId;
+        }
+        let sum = exp_all(logits, peak, 1.0 / sampling.temperature, &mut self.weights);
+        let bits = random_bits(sampling.seed, draw.child, draw.position, Use::Token);
+        let kept = keep(sampling, (&self.weights, sum), &mut self.order);
+        choose(&self.weights, kept.ordered.then_some(&self.order[..]), unit(bits) * kept.sum)
+    }
+
+    /// Penalties, then bias. What would overflow stays finite.
+    fn adjust(&mut self, logits: &mut [f32], adjustment: &Adjustment, draw: &Draw<'_>) {
+        if adjustment.has_penalties() {
+            let (before, prompt_tokens) = draw.before();
+            self.marks.resize(logits.len(), 0);
+            for (at, token) in before.clone().enumerate() {
+                if let Some(mark) = self.marks.get_mut(token as usize) {
+                    *mark = (*mark | SEEN) + u32::from(at >= prompt_tokens);
+                }
+            }
+            for token in before {
+                // Each once: the mark is gone then.
+                let Some(mark @ 1..) = self.marks.get_mut(token as usize).map(std::mem::take) else { continue };
+                let logit = &mut logits[token as usize];
+                let factor = adjustment.repetition_penalty;
+                *logit = if *logit > 0.0 { *logit / factor } else { *logit * factor };
+                let count = mark & !SEEN;
+                if count > 0 {
+                    *logit -= adjustment.presence_penalty + adjustment.frequency_penalty * count as f32;
+                }
+                *logit = logit.clamp(f32::MIN, f32::MAX);
+            }
+        }
+        for &(token, bias) in &adjustment.logit_bias {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit = (*logit + bias).clamp(f32::MIN, f32::MAX);
+            }
+        }
     }
 }
 
-/// Applies `top_k`, then `top_p` to what it left. `sum` is that of all weights.
-fn keep<'a>(sampling: &Sampling, (weights, sum): (&[f32], f64), order: &'a mut Vec<TokenId>) -> Kept<'a> {
+/// The `count` tokens with the highest logits, highest first, ties by id.
+fn highest(logits: &[f32], count: usize) -> Vec<TokenId> {
+    let mut top: Vec<TokenId> = Vec::with_capacity(count);
+    if count == 0 {
+        return top;
+    }
+    for (token, logit) in logits.iter().enumerate() {
+        let last = top.last().map_or(f32::NEG_INFINITY, |&last| logits[last as usize]);
+        if top.len() < count || *logit > last {
+            top.truncate(count - 1);
+            let at = top.partition_point(|&other| logits[other as usize] >= *logit);
+            top.insert(at, token as TokenId);
+        }
+    }
+    top
+}
+
+/// Applies `top_k`, then `top_p` to what it left, then `min_p`. `sum` is that of all weights.
+fn keep(sampling: &Sampling, (weights, sum): (&[f32], f64), order: &mut Vec<TokenId>) -> Kept {
+    let kept = keep_highest(sampling, (weights, sum), order);
+    if sampling.min_p <= 0.0 {
+        return kept;
+    }
+    if !kept.ordered {
+        order.clear();
+        order.extend(0..weights.len() as TokenId);
+    }
+    let weight = |token: TokenId| weights[token as usize];
+    let peak = order.iter().map(|&token| weight(token)).fold(0.0, f32::max);
+    let least = peak * sampling.min_p;
+    order.retain(|&token| weight(token) >= least);
+    Kept { ordered: true, sum: order.iter().map(|&token| f64::from(weight(token))).sum() }
+}
+
+/// `top_k`, then `top_p`: what they leave is in `order`.
+fn keep_highest(sampling: &Sampling, (weights, sum): (&[f32], f64), order: &mut Vec<TokenId>) -> Kept {
     let tokens = weights.len();
     let top_k = match sampling.top_k as usize {
         0 => tokens,
         k => k.min(tokens),
     };
     if top_k == tokens && sampling.top_p >= 1.0 {
-        return Kept { order: None, sum };
+        return Kept { ordered: false, sum };
     }
     order.clear();
     order.extend(0..tokens as TokenId);
@@ -108,7 +194,7 @@ fn keep<'a>(sampling: &Sampling, (weights, sum): (&[f32], f64), order: &'a mut V
         all = order.iter().map(|&token| weight(token)).sum();
     }
     if sampling.top_p >= 1.0 {
-        return Kept { order: Some(order), sum: all };
+        return Kept { ordered: true, sum: all };
     }
     // Few tokens hold nearly all the weight, so sort some, and more only where they do not reach.
     let wanted = all * f64::from(sampling.top_p);
@@ -121,8 +207,11 @@ fn keep<'a>(sampling: &Sampling, (weights, sum): (&[f32], f64), order: &'a mut V
             sum >= wanted
         });
         match reaches {
-            Some(last) => return Kept { order: Some(&order[..=last]), sum },
-            None if sorted >= order.len() => return Kept { order: Some(order), sum },
+            Some(last) => {
+                order.truncate(last + 1);
+                return Kept { ordered: true, sum };
+            }
+            None if sorted >= order.len() => return Kept { ordered: true, sum },
             None => sorted *= 8,
         }
     }

@@ -7,7 +7,8 @@ use crate::check::{Bounds, Checker};
 use crate::sampling::mix;
 use crate::{Backend, StepError};
 use starling_core::ids::TokenId;
-use starling_core::step::{Sampled, Slice, Step};
+use starling_core::request::Sampling;
+use starling_core::step::{Drawn, Sampled, Slice, Step};
 use std::time::Duration;
 
 #[cfg(test)]
@@ -17,7 +18,7 @@ mod tests;
 #[derive(Clone, Debug)]
 pub struct TimedConfig {
     pub bounds: Bounds,
-    /// Time for each token of a slice that is not a decode (see `TimedConfig::cost`).
+    /// Time for each token of a slice that is not a decode, and for each draft (see `TimedConfig::cost`).
     pub prefill_per_token: Duration,
     /// Time for each step that decodes at all.
     pub decode_per_step: Duration,
@@ -28,9 +29,12 @@ pub struct TimedConfig {
 }
 
 impl TimedConfig {
-    /// How long a step takes. A slice of one token behind others that samples is a decode.
+    /// How long a step takes. A slice of one token behind others that samples is a decode, drafts aside.
     pub fn cost(&self, step: &Step) -> Duration {
-        let decodes = |slice: &&Slice| slice.tokens.len() == 1 && slice.start > 0 && slice.sample.is_some();
+        let decodes = |slice: &&Slice| {
+            let drafts = slice.sample.as_ref().map(|sample| sample.drafts as usize);
+            slice.start > 0 && drafts.is_some_and(|drafts| slice.tokens.len() == drafts + 1)
+        };
         let sequences = step.slices.iter().filter(decodes).count();
         let prefilled = step.tokens() - sequences;
         let times = |cost: Duration, count: usize| cost.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
@@ -89,8 +93,18 @@ impl TimedBackend {
     /// The token that follows `last` at `position`.
     fn next_token(&self, last: TokenId, position: u32) -> TokenId {
         let drawn = mix(u64::from(last) << 32 | u64::from(position));
-        let mut token = (drawn % u64::from(self.allowed())) as TokenId;
-        // The n-th allowed token: step over each excluded one at or before it.
+        self.nth_allowed((drawn % u64::from(self.allowed())) as TokenId)
+    }
+
+    /// All are as probable as each other, so the first ones are told.
+    fn top(&self, sampling: &Sampling, logprob: f32) -> Vec<(TokenId, f32)> {
+        let count = sampling.top_logprobs.min(self.allowed());
+        (0..count).map(|nth| (self.nth_allowed(nth), logprob)).collect()
+    }
+
+    fn nth_allowed(&self, nth: u32) -> TokenId {
+        let mut token = nth;
+        // Step over each excluded one at or before it.
         for &excluded in &self.excluded {
             if excluded > token {
                 break;
@@ -110,9 +124,9 @@ impl Backend for TimedBackend {
         }
         let logprob = -(self.allowed() as f32).ln();
         for (index, slice) in step.slices.iter().enumerate() {
-            if let (Some(sample), Some(&last)) = (&slice.sample, slice.tokens.last()) {
-                let token = self.next_token(last, sample.position);
-                out.push(Sampled { slice: index as u32, token, logprob });
+            for draw in slice.draws() {
+                let token = self.next_token(slice.tokens[draw.row], draw.position);
+                out.push(Sampled::new(index, Drawn { token, logprob, top: self.top(draw.sampling, logprob) }));
             }
         }
         Ok(())

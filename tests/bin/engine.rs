@@ -88,7 +88,7 @@ impl Checker {
 
     fn logits(&mut self, known: &[TokenId], computed: usize) -> Result<Vec<f32>, String> {
         let blocks = (known.len() as u32).div_ceil(BLOCK_TOKENS);
-        let sample = Sample { sampling: Sampling::default(), child: 0, position: known.len() as u32 };
+        let sample = Sample::new(Sampling::default(), known.len() as u32);
         let slice = Slice {
             attempt: AttemptKey::default(),
             tokens: known[computed..].to_vec(),

@@ -5,6 +5,7 @@ use starling_core::ids::{ConversationKey, RankId, TokenId};
 use starling_core::rejection::Rejection;
 use starling_core::request::{Finish, Generation};
 use starling_core::round::Explicit;
+use starling_core::step::Drawn;
 use std::sync::Arc;
 
 /// A request once text and JSON are behind it.
@@ -20,6 +21,8 @@ pub struct Submission {
     pub priority: f64,
     /// Keyed hash of the tenant (bearer key): blocks are shared within a tenant only.
     pub tenant: u64,
+    /// Which of the answers to one question; the first is 0. Part of every draw.
+    pub child: u32,
     /// The HTTP span: parent of every span of this request.
     pub trace: TraceContext,
 }
@@ -43,10 +46,9 @@ pub struct Placed {
 }
 
 /// One generated token.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StreamToken {
-    pub token: TokenId,
-    pub logprob: f32,
+    pub drawn: Drawn,
     /// Prompt tokens whose KV was reused by the attempt that produced this token.
     pub cached_tokens: u32,
 }

@@ -473,9 +473,11 @@ fn run_steps(thread: u64, mut backend: Box<dyn Backend>, inbox: &Receiver<Step>,
         let mut sampled = Vec::new();
         // The backend is not used again after a panic.
         let ran = catch_unwind(AssertUnwindSafe(|| backend.step(&step, &mut sampled)));
-        let took = begun.elapsed();
+        let (took, tokens) = (begun.elapsed(), step.tokens());
+        // It may share tokens with the planner, which adds to them when it hears of the outcome.
+        drop(step);
         let outcome = match ran {
-            Ok(Ok(())) => Outcome::Ran { sampled, tokens: step.tokens(), took },
+            Ok(Ok(())) => Outcome::Ran { sampled, tokens, took },
             Ok(Err(error)) => Outcome::Failed(error),
             Err(panic) => Outcome::Died(panic_text(&*panic)),
         };

@@ -136,7 +136,7 @@ impl Ingress {
                 self.send(ticket, StreamEvent::Placed(Placed { node, rank, attempt: attempt.0 }));
             }
             Effect::Tokens { ticket, tokens, cached_tokens } => {
-                let token = |(token, logprob)| StreamToken { token, logprob, cached_tokens };
+                let token = |drawn| StreamToken { drawn, cached_tokens };
                 self.send(ticket, StreamEvent::Tokens(tokens.into_iter().map(token).collect()));
             }
             Effect::Ended { ticket, finish } => {

@@ -71,6 +71,15 @@ pub(crate) struct RankAddresses {
     pub(crate) worker: Address<gpu_worker::Message>,
 }
 
+/// Versions of message types that travel between nodes, 0 where none is said. Each is raised whenever its type changes: nodes
+/// of different versions refuse each other's messages.
+mod schema {
+    /// Of [`ingress::Message`](super::ingress::Message): 1 carries the most probable tokens.
+    pub(super) const INGRESS: u32 = 1;
+    /// Of [`gpu_worker::Message`](super::gpu_worker::Message): 1 carries the child and all of the sampling.
+    pub(super) const WORKER: u32 = 1;
+}
+
 fn worker_name(rank: u32) -> String {
     format!("rank-{rank}/worker")
 }
@@ -89,12 +98,12 @@ impl Addresses {
         });
         let ingresses = members().map(|(seat, member)| match here(seat) {
             true => node.address("ingress"),
-            false => node.remote(&member.name, "ingress"),
+            false => node.remote_schema(&member.name, "ingress", schema::INGRESS),
         });
         let workers = members().flat_map(|(seat, member)| {
             settings.ranks_of(Seat(seat as u32)).map(move |rank| match here(seat) {
                 true => node.address(&worker_name(rank)),
-                false => node.remote(&member.name, &worker_name(rank)),
+                false => node.remote_schema(&member.name, &worker_name(rank), schema::WORKER),
             })
         });
         Self {
@@ -112,8 +121,10 @@ impl Addresses {
     pub(crate) fn expose(node: &Node, settings: &Settings) {
         if settings.members.len() > 1 {
             node.expose::<queue::Message>("queue");
-            node.expose::<ingress::Message>("ingress");
-            settings.own_ranks().for_each(|rank| node.expose::<gpu_worker::Message>(&worker_name(rank)));
+            node.expose_schema::<ingress::Message>("ingress", schema::INGRESS);
+            settings
+                .own_ranks()
+                .for_each(|rank| node.expose_schema::<gpu_worker::Message>(&worker_name(rank), schema::WORKER));
         }
     }
 

@@ -110,7 +110,7 @@ impl TokenStream {
 
     fn note(&mut self, event: StreamEvent) -> StreamEvent {
         match &event {
-            StreamEvent::Tokens(tokens) => self.produced.extend(tokens.iter().map(|t| t.token)),
+            StreamEvent::Tokens(tokens) => self.produced.extend(tokens.iter().map(|t| t.drawn.token)),
             StreamEvent::Ended(_) | StreamEvent::Failed(_) => self.ended = true,
             StreamEvent::Placed(_) => {}
         }
@@ -130,6 +130,7 @@ impl TokenStream {
             explicit: self.submission.explicit,
             priority: self.submission.priority,
             tenant: self.submission.tenant,
+            child: self.submission.child,
         };
         let message = Message::Submit { submission: Box::new(submission), events: sender };
         let sent = self.ingress.tell(self.submission.trace, message).is_ok();

@@ -104,7 +104,7 @@ async fn converse(number: u32, asked: Vec<Serving>) -> Vec<(RankId, u32)> {
         while let Some(event) = timeout(LIMIT, stream.next()).await.expect("in time") {
             if let StreamEvent::Tokens(tokens) = event {
                 cached = tokens[0].cached_tokens;
-                answer.extend(tokens.iter().map(|token| token.token));
+                answer.extend(tokens.iter().map(|token| token.drawn.token));
             }
         }
         assert_eq!(answer, expected(&tokens, 12), "conversation {number}, turn {turn}");

@@ -77,7 +77,7 @@ async fn turns_of_a_conversation_stay_on_their_rank_and_reuse_their_prefix() {
                 StreamEvent::Placed(placed) => ranks.push(placed.rank),
                 StreamEvent::Tokens(new) => {
                     cached.push(new[0].cached_tokens);
-                    answer.extend(new.iter().map(|t| t.token));
+                    answer.extend(new.iter().map(|t| t.drawn.token));
                 }
                 StreamEvent::Ended(_) => {}
                 StreamEvent::Failed(rejection) => panic!("{rejection}"),

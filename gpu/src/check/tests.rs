@@ -1,5 +1,7 @@
 use super::*;
 use starling_core::ids::{AttemptKey, BlockId};
+use starling_core::request::Adjustment;
+use starling_core::step::History;
 
 const BOUNDS: Bounds = Bounds { blocks: 8, block_tokens: 4, vocabulary: 100, context: 16 };
 
@@ -9,7 +11,7 @@ fn slice(start: u32, tokens: u32, blocks: &[u32]) -> Slice {
         tokens: (0..tokens).collect(),
         start,
         blocks: blocks.iter().map(|&block| BlockId(block)).collect(),
-        sample: Some(Sample { sampling: Default::default(), child: 0, position: start.saturating_add(tokens) }),
+        sample: Some(Sample::new(Default::default(), start.saturating_add(tokens))),
     }
 }
 
@@ -61,13 +63,42 @@ fn sampling_that_has_no_meaning_is_named() {
         refusal(&[slice])
     };
     assert!(with(|s| s.position = 1).contains("samples a position"));
-    let temperatures: [fn(&mut Sample); 2] = [|s| s.sampling.temperature = -0.1, |s| s.sampling.temperature = f32::NAN];
-    for change in temperatures {
-        assert!(with(change).contains("temperature"));
+    let numbers: [fn(&mut Sample); 6] = [
+        |s| s.sampling.temperature = -0.1,
+        |s| s.sampling.temperature = f32::NAN,
+        |s| s.sampling.top_p = 0.0,
+        |s| s.sampling.top_p = f32::NAN,
+        |s| s.sampling.min_p = 1.5,
+        |s| {
+            s.sampling.adjustment =
+                Adjustment { logit_bias: vec![(100, 1.0)], ..Adjustment::default() }.unless_neutral()
+        },
+    ];
+    for change in numbers {
+        assert!(with(change).contains("number out of range"));
     }
-    let shares: [fn(&mut Sample); 3] =
-        [|s| s.sampling.top_p = 0.0, |s| s.sampling.top_p = 1.5, |s| s.sampling.top_p = f32::NAN];
-    for change in shares {
-        assert!(with(change).contains("top_p"));
-    }
+    let penalty = || Adjustment { presence_penalty: 1.0, ..Adjustment::default() }.unless_neutral();
+    let of = |tokens: &[u32]| Some(History { tokens: tokens.to_vec().into(), prompt_tokens: 1 });
+    let mut penalized = slice(0, 2, &[0]);
+    let sample = penalized.sample.as_mut().expect("samples");
+    sample.sampling.adjustment = penalty();
+    assert!(refusal(std::slice::from_ref(&penalized)).contains("penalties and no history"));
+    let mut long = penalized.clone();
+    long.sample.as_mut().expect("samples").history = of(&[0, 1, 2]);
+    assert!(refusal(&[long]).contains("history does not end"));
+    penalized.sample.as_mut().expect("samples").history = of(&[0, 1]);
+    Checker::default().check(&Step { slices: vec![penalized] }, &BOUNDS).expect("it has what it needs");
+}
+
+#[test]
+fn drafts_stand_between_the_last_known_token_and_the_end() {
+    let drafted = |drafts, position| {
+        let mut slice = slice(4, 3, &[0, 1]);
+        slice.sample = Some(Sample { drafts, ..Sample::new(Default::default(), position) });
+        slice
+    };
+    Checker::default().check(&Step { slices: vec![drafted(2, 5)] }, &BOUNDS).expect("one known token and two drafts");
+    assert!(refusal(&[drafted(2, 7)]).contains("samples a position"));
+    assert!(refusal(&[drafted(3, 4)]).contains("no token before its drafts"));
+    assert!(refusal(&[drafted(u32::MAX, 4)]).contains("no token before its drafts"));
 }

@@ -39,7 +39,7 @@ fn table(first: u32, tokens: usize) -> Vec<BlockId> {
 }
 
 fn slice(tokens: &[TokenId], start: usize, end: usize, blocks: &[BlockId]) -> Slice {
-    let sample = Sample { sampling: Sampling::default(), child: 0, position: end as u32 };
+    let sample = Sample::new(Sampling::default(), end as u32);
     Slice {
         attempt: AttemptKey::default(),
         tokens: tokens[start..end].to_vec(),
@@ -175,9 +175,9 @@ fn a_step_samples_for_the_slices_that_ask_in_their_order() {
     slices[1].sample = None;
     let mut out = Vec::new();
     backend.step(&Step { slices }, &mut out).unwrap();
-    let found: Vec<(u32, TokenId)> = out.iter().map(|s| (s.slice, s.token)).collect();
+    let found: Vec<(u32, TokenId)> = out.iter().map(|s| (s.slice, s.drawn.token)).collect();
     assert_eq!(found, [(0, greedy[0]), (2, greedy[2])]);
-    assert!(out.iter().all(|s| s.logprob.is_finite() && s.logprob < 0.0));
+    assert!(out.iter().all(|s| s.drawn.logprob.is_finite() && s.drawn.logprob < 0.0));
 }
 
 #[test]

@@ -21,14 +21,14 @@ fn slice(tokens: &[TokenId], start: usize, first_block: u32) -> Slice {
         tokens: tokens[start..].to_vec(),
         start: start as u32,
         blocks: (first_block..first_block + blocks).map(BlockId).collect(),
-        sample: Some(Sample { sampling: Default::default(), child: 0, position: tokens.len() as u32 }),
+        sample: Some(Sample::new(Default::default(), tokens.len() as u32)),
     }
 }
 
 fn next(backend: &mut TimedBackend, slices: Vec<Slice>) -> Vec<TokenId> {
     let mut out = Vec::new();
     backend.step(&Step { slices }, &mut out).unwrap();
-    out.iter().map(|sampled| sampled.token).collect()
+    out.iter().map(|sampled| sampled.drawn.token).collect()
 }
 
 #[test]
@@ -93,4 +93,33 @@ fn malformed_steps_are_refused_before_any_time_passes() {
         backend.step(&Step { slices: vec![bad] }, &mut Vec::new()),
         Err(StepError::TokenOutOfRange { token: 50, vocabulary: 50 })
     ));
+}
+
+#[test]
+fn drafts_are_verified_by_the_tokens_that_would_come_without_them_and_cost_as_prefill() {
+    let waits = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&waits);
+    let mut backend = TimedBackend::with_wait(config(), move |wait| log.lock().unwrap().push(wait)).unwrap();
+    let mut tokens = vec![7, 8, 9];
+    for _ in 0..3 {
+        tokens.push(next(&mut backend, vec![slice(&tokens, tokens.len() - 1, 0)])[0]);
+    }
+    let mut drafted = slice(&tokens, 2, 0);
+    drafted.sample = Some(Sample { drafts: 3, ..Sample::new(Default::default(), 3) });
+    let sampled = next(&mut backend, vec![drafted]);
+    assert_eq!((&sampled[..3], sampled.len()), (&tokens[3..], 4));
+    let last = *waits.lock().unwrap().last().unwrap();
+    assert_eq!(last, Duration::from_micros(2_000 + 100 + 3 * 10));
+}
+
+#[test]
+fn all_tokens_are_as_probable_as_each_other_and_the_first_are_told() {
+    let mut backend = TimedBackend::with_wait(config(), |_| {}).unwrap();
+    let mut one = slice(&[5, 6], 0, 0);
+    one.sample.as_mut().unwrap().sampling.top_logprobs = 3;
+    let mut out = Vec::new();
+    backend.step(&Step { slices: vec![one] }, &mut out).unwrap();
+    let logprob = -(46_f32).ln();
+    assert_eq!(out[0].drawn.logprob, logprob);
+    assert_eq!(out[0].drawn.top, [(3, logprob), (4, logprob), (5, logprob)]);
 }

@@ -16,6 +16,7 @@ use crate::kv::identity::{Scope, truncated_chain};
 use crate::rejection::Rejection;
 use crate::request::{Finish, Generation};
 use crate::round::{Arrival, Chain, Entry, Explicit};
+use crate::step::Drawn;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -68,6 +69,8 @@ pub struct Submission {
     pub priority: f64,
     /// Salt of the block keys: blocks are shared within a tenant only.
     pub tenant: u64,
+    /// Which of the answers to one question; the first is 0. Part of every draw.
+    pub child: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -119,6 +122,7 @@ pub struct Prompt {
     pub produced: u32,
     pub generation: Generation,
     pub tenant: u64,
+    pub child: u32,
 }
 
 impl Prompt {
@@ -127,7 +131,7 @@ impl Prompt {
         Sequence {
             attempt: self.attempt,
             number,
-            child: 0,
+            child: self.child,
             scope: Scope { tenant: self.tenant, adapter: None },
             tokens: self.tokens,
             produced_before: self.produced,
@@ -160,7 +164,7 @@ pub enum Effect {
     },
     Tokens {
         ticket: Ticket,
-        tokens: Vec<(TokenId, f32)>,
+        tokens: Vec<Drawn>,
         cached_tokens: u32,
     },
     Ended {
@@ -439,6 +443,7 @@ impl Machine {
             produced: submission.produced.len() as u32,
             generation: submission.generation.clone(),
             tenant: submission.tenant,
+            child: submission.child,
         };
         out.push(Effect::Placed { ticket, rank, attempt: attempt.attempt });
         out.push(Effect::Prompt { ticket, rank, prompt });
@@ -465,7 +470,7 @@ impl Machine {
         frame.tokens.drain(..overlap);
         let room = u64::from(open.submission.generation.max_new_tokens).saturating_sub(held) as usize;
         frame.tokens.truncate(room);
-        open.submission.produced.extend(frame.tokens.iter().map(|(token, _)| *token));
+        open.submission.produced.extend(frame.tokens.iter().map(|drawn| drawn.token));
         if !frame.tokens.is_empty() {
             out.push(Effect::Tokens { ticket, tokens: frame.tokens, cached_tokens: frame.cached_tokens });
         }

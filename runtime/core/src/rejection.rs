@@ -28,6 +28,10 @@ pub enum Rejection {
     DuplicateRequest { key: crate::ids::RequestKey },
     #[error("empty prompt")]
     EmptyPrompt,
+    #[error("{parameter} cannot be {value}")]
+    BadParameter { parameter: Parameter, value: String },
+    #[error("token {token} is outside the vocabulary of {vocabulary} tokens")]
+    TokenOutOfRange { token: crate::ids::TokenId, vocabulary: u32 },
     #[error("attempts exhausted ({attempts} failed)")]
     AttemptsExhausted { attempts: u32 },
     #[error("rank failed while it ran the request")]
@@ -36,7 +40,50 @@ pub enum Rejection {
     ShuttingDown,
 }
 
+/// What a request says of its sampling, by the names that clients use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Parameter {
+    Temperature,
+    TopP,
+    MinP,
+    RepetitionPenalty,
+    PresencePenalty,
+    FrequencyPenalty,
+    LogitBias,
+    LogitBiasEntries,
+    TopLogprobs,
+    StopTokens,
+}
+
+impl Parameter {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Temperature => "temperature",
+            Self::TopP => "top_p",
+            Self::MinP => "min_p",
+            Self::RepetitionPenalty => "repetition_penalty",
+            Self::PresencePenalty => "presence_penalty",
+            Self::FrequencyPenalty => "frequency_penalty",
+            Self::LogitBias => "logit_bias",
+            Self::LogitBiasEntries => "logit_bias entries",
+            Self::TopLogprobs => "top_logprobs",
+            Self::StopTokens => "stop tokens",
+        }
+    }
+}
+
+impl std::fmt::Display for Parameter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl Rejection {
+    /// For a parameter with a value that it cannot have.
+    pub fn bad(parameter: Parameter, value: impl std::fmt::Display) -> Self {
+        Self::BadParameter { parameter, value: value.to_string() }
+    }
+
     /// Short and stable: a metric label and an error code.
     pub fn label(&self) -> &'static str {
         match self {
@@ -51,6 +98,8 @@ impl Rejection {
             Self::NoSuchRank { .. } => "no_such_rank",
             Self::DuplicateRequest { .. } => "duplicate_request",
             Self::EmptyPrompt => "empty_prompt",
+            Self::BadParameter { .. } => "bad_parameter",
+            Self::TokenOutOfRange { .. } => "token_out_of_range",
             Self::AttemptsExhausted { .. } => "attempts_exhausted",
             Self::RankFailed => "rank_failed",
             Self::ShuttingDown => "shutting_down",
@@ -72,6 +121,8 @@ impl Rejection {
             | Self::NoSuchRank { .. }
             | Self::DuplicateRequest { .. }
             | Self::EmptyPrompt
+            | Self::BadParameter { .. }
+            | Self::TokenOutOfRange { .. }
             | Self::AttemptsExhausted { .. } => None,
         }
     }

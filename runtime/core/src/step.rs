@@ -1,8 +1,9 @@
 //! One step of one rank, as data: what `batch` plans and a backend runs.
 
 use crate::ids::{AttemptKey, BlockId, TokenId};
-use crate::request::Sampling;
+use crate::request::{Adjustment, Sampling};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// The work of one step: decode tokens and prefill chunks together, as one flat list of slices.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,26 +29,147 @@ pub struct Slice {
     pub tokens: Vec<TokenId>,
     pub start: u32,
     pub blocks: Vec<BlockId>,
-    /// Set when the slice's last token is the last one known: a token is sampled from its logits.
+    /// Set when the slice's last token, drafts aside, is the last one known: tokens are drawn from its logits and from
+    /// those of each draft.
     pub sample: Option<Sample>,
 }
 
-/// How to draw the next token of a slice.
+impl Slice {
+    /// What is drawn, in order of position: one token behind the last that is known, and one behind each draft.
+    pub fn draws(&self) -> impl Iterator<Item = Draw<'_>> {
+        let sample = self.sample.as_ref();
+        let count = sample.map_or(0, |sample| sample.drafts.saturating_add(1));
+        let first_row = (self.tokens.len() as u32).saturating_sub(count) as usize;
+        sample.into_iter().flat_map(move |sample| {
+            (0..count).map(move |nth| Draw {
+                row: first_row + nth as usize,
+                sampling: &sample.sampling,
+                child: sample.child,
+                position: sample.position.saturating_add(nth),
+                history: sample.history.as_ref(),
+                drafts: self.tokens.get(first_row + 1..=first_row + nth as usize).unwrap_or_default(),
+            })
+        })
+    }
+}
+
+/// How to draw the next tokens of a slice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     pub sampling: Sampling,
     /// Which of the request's children: 0 for a request without.
     pub child: u32,
-    /// Position of the token that is drawn, counted over prompt and produced tokens.
+    /// Position of the first token that is drawn, counted over prompt and produced tokens.
     pub position: u32,
+    /// How many of the slice's last tokens are guesses. Fewer than the slice has tokens.
+    pub drafts: u32,
+    /// The tokens before `position`, for penalties only.
+    pub history: Option<History>,
 }
 
-/// A token drawn by a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+impl Sample {
+    /// One token behind all that are known, without penalties.
+    pub fn new(sampling: Sampling, position: u32) -> Self {
+        Self { sampling, child: 0, position, drafts: 0, history: None }
+    }
+}
+
+/// What a sequence held before a draw. Shared with the planner, not copied.
+#[derive(Clone, Debug, PartialEq)]
+pub struct History {
+    /// The prompt, then what was produced.
+    pub tokens: Arc<Vec<TokenId>>,
+    pub prompt_tokens: u32,
+}
+
+/// One token to draw.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw<'a> {
+    /// The slice's row whose logits it is drawn from.
+    pub row: usize,
+    pub sampling: &'a Sampling,
+    pub child: u32,
+    pub position: u32,
+    pub history: Option<&'a History>,
+    /// Guesses that stand between the history and this position.
+    pub drafts: &'a [TokenId],
+}
+
+impl<'a> Draw<'a> {
+    pub fn adjustment(&self) -> Option<&'a Adjustment> {
+        self.sampling.adjustment.as_deref()
+    }
+
+    /// All tokens before the position, and how many of them are the prompt's; nothing where no penalty asks for them.
+    pub fn before(&self) -> (impl Iterator<Item = TokenId> + Clone + 'a, usize) {
+        let (tokens, prompt_tokens) = match self.history {
+            Some(history) => (&history.tokens[..], history.prompt_tokens as usize),
+            None => (&[][..], 0),
+        };
+        (tokens.iter().chain(self.drafts).copied(), prompt_tokens)
+    }
+}
+
+/// A token, and what the model thought of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Drawn {
+    pub token: TokenId,
+    /// Natural logarithm of the token's probability under the model (before anything that sampling does to the logits).
+    pub logprob: f32,
+    /// The most probable tokens with theirs, the highest first, as many as were asked for. Empty costs nothing.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+impl Drawn {
+    pub fn new(token: TokenId, logprob: f32) -> Self {
+        Self { token, logprob, top: Vec::new() }
+    }
+}
+
+/// A token drawn by a backend: those of one slice in order of position.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampled {
     /// Index of the slice in the step.
     pub slice: u32,
-    pub token: TokenId,
-    /// Natural logarithm of the token's probability under the model (before temperature and truncation).
-    pub logprob: f32,
+    pub drawn: Drawn,
+}
+
+impl Sampled {
+    pub fn new(slice: usize, drawn: Drawn) -> Self {
+        Self { slice: slice as u32, drawn }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_draws_behind_its_last_known_token_and_behind_each_draft() {
+        let history = History { tokens: Arc::new(vec![7, 8, 9]), prompt_tokens: 2 };
+        let sample = Sample { child: 1, drafts: 2, history: Some(history), ..Sample::new(Sampling::default(), 3) };
+        let slice = Slice {
+            attempt: AttemptKey::default(),
+            tokens: vec![8, 9, 10, 11],
+            start: 1,
+            blocks: Vec::new(),
+            sample: Some(sample),
+        };
+        let draws: Vec<_> = slice.draws().map(|d| (d.row, d.position, d.before().0.collect::<Vec<_>>())).collect();
+        assert_eq!(draws, [(1, 3, vec![7, 8, 9]), (2, 4, vec![7, 8, 9, 10]), (3, 5, vec![7, 8, 9, 10, 11])]);
+        assert_eq!(Slice { sample: None, ..slice }.draws().count(), 0);
+    }
+
+    #[test]
+    fn a_slice_that_claims_more_drafts_than_it_has_tokens_draws_without_panic() {
+        let sample = Sample { drafts: 9, ..Sample::new(Sampling::default(), 1) };
+        let slice = Slice {
+            attempt: AttemptKey::default(),
+            tokens: vec![1],
+            start: 0,
+            blocks: Vec::new(),
+            sample: Some(sample),
+        };
+        assert_eq!(slice.draws().count(), 10);
+    }
 }

@@ -187,6 +187,7 @@ fn settings(config: &Config, loaded: &Loaded) -> Result<Settings, MembersError> 
     let batch = batch::Config {
         step_tokens_max: config.engine.step_tokens_max,
         sequences_max: config.engine.sequences_max,
+        vocabulary: loaded.vocabulary(),
         pool: kv::Config { blocks: loaded.blocks(config), block_tokens: config.engine.block_tokens },
     };
     let (members, me) = members::list(config)?;

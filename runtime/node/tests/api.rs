@@ -2,6 +2,8 @@
 
 #[path = "api/bad_input.rs"]
 mod bad_input;
+#[path = "api/choices.rs"]
+mod choices;
 #[path = "api/generation.rs"]
 mod generation;
 #[path = "api/leaving.rs"]

@@ -1,12 +1,13 @@
 //! A node: its machines, the messages between them, and the clients in front.
 
 use crate::draw::Draw;
-use crate::rank::{Rank, next_token};
+use crate::rank::{Rank, VOCABULARY, next_token};
 use starling_core::ids::{AttemptKey, ClusterId, ConversationKey, Epoch, Incarnation, RankId, Round, TokenId};
 use starling_core::ingress::{self, Submission, Ticket};
 use starling_core::replica::{self, Decision, Replica};
 use starling_core::request::{Finish, Generation};
 use starling_core::round::{self, Entry, Member, RankSnapshot, View};
+use starling_core::step::Drawn;
 use starling_core::{batch, kv, placement};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -111,7 +112,7 @@ pub struct Simulation {
 impl Simulation {
     pub fn new(seed: u64, scenario: Scenario) -> Self {
         let pool = kv::Config { blocks: scenario.blocks, block_tokens: 4 };
-        let config = batch::Config { step_tokens_max: 24, sequences_max: scenario.cap, pool };
+        let config = batch::Config { step_tokens_max: 24, sequences_max: scenario.cap, vocabulary: VOCABULARY, pool };
         let (queue, replica) = control(&scenario, 1);
         let probes = scenario.policy == placement::Policy::KvAware;
         let ingress_config = ingress::Config {
@@ -226,7 +227,7 @@ impl Simulation {
         let shared = 4 + self.draw.below(12) as u32;
         let own = self.draw.below(30) as u32;
         let head = (0..shared).map(|i| conversation as u32 * 50 + i);
-        let prompt: Vec<TokenId> = head.chain((0..own).map(|i| ticket as u32 * 31 + i)).collect();
+        let prompt: Vec<TokenId> = head.chain((0..own).map(|i| (ticket as u32 * 31 + i) % VOCABULARY)).collect();
         let max_new_tokens = 1 + self.draw.below(40) as u32;
         let submission = Submission {
             ticket: Ticket(ticket),
@@ -238,6 +239,7 @@ impl Simulation {
             explicit: None,
             priority: 0.5,
             tenant: conversation % 2,
+            child: 0,
         };
         let client = Client { prompt, max_new_tokens, got: Vec::new(), outcome: None, left: false };
         self.clients.insert(ticket, client);
@@ -267,7 +269,7 @@ impl Simulation {
     }
 
     /// Each token a client gets is the next one of the undisturbed answer.
-    fn tokens(&mut self, ticket: u64, tokens: &[(TokenId, f32)]) -> Result<(), String> {
+    fn tokens(&mut self, ticket: u64, tokens: &[Drawn]) -> Result<(), String> {
         let context = |what: &str| format!("at {} us: request {ticket} {what}", self.now_us);
         let Some(client) = self.clients.get_mut(&ticket) else { return Err(context("is nobody's")) };
         // Nobody reads what was on its way when the client left.
@@ -277,7 +279,7 @@ impl Simulation {
         if client.outcome.is_some() {
             return Err(context("got a token behind its end"));
         }
-        for (token, _) in tokens {
+        for Drawn { token, .. } in tokens {
             let expected = next_token(client.prompt.iter().chain(&client.got).copied());
             if *token != expected {
                 return Err(context(&format!("got {token} for {expected} at {}", client.got.len())));

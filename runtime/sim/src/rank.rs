@@ -5,10 +5,10 @@ use starling_core::fence::Expected;
 use starling_core::ids::{AttemptKey, RequestNumber, TokenId};
 use starling_core::ingress::Prompt;
 use starling_core::kv::{self, Manager};
-use starling_core::step::{Sampled, Step};
+use starling_core::step::{Drawn, Sampled, Step};
 
 /// Tokens of a simulated vocabulary.
-const VOCABULARY: u32 = 1000;
+pub(crate) const VOCABULARY: u32 = 1000;
 
 /// The model: the next token is a hash of all tokens before it, as the pages hold them.
 pub(crate) fn next_token(tokens: impl Iterator<Item = TokenId>) -> TokenId {
@@ -107,7 +107,7 @@ impl Rank {
             if slice.sample.is_some() {
                 let known = slice.start as usize + slice.tokens.len();
                 let token = next_token((0..known).map(|position| self.pages[at(position)]));
-                sampled.push(Sampled { slice: index as u32, token, logprob: -1.0 });
+                sampled.push(Sampled::new(index, Drawn::new(token, -1.0)));
             }
         }
         sampled

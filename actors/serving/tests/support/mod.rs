@@ -3,7 +3,7 @@
 use starling_actors::{ActorError, NodeName, TraceContext};
 use starling_core::ids::{ConversationKey, RankId, TokenId};
 use starling_core::request::Generation;
-use starling_core::step::{Sampled, Step};
+use starling_core::step::{Drawn, Sampled, Step};
 use starling_core::{batch, ingress, kv, placement, replica, round};
 use starling_gpu::{Backend, StepError};
 use starling_serving::api::{StreamEvent, Submission};
@@ -16,6 +16,7 @@ use tokio::time::timeout;
 /// Generous: two shared cores.
 pub const LIMIT: Duration = Duration::from_secs(60);
 pub const BLOCK_TOKENS: u32 = 4;
+pub const VOCABULARY: u32 = 1000;
 
 pub fn settings(ranks: u32, blocks: u32) -> Settings {
     let kv = kv::Config { blocks, block_tokens: BLOCK_TOKENS };
@@ -25,7 +26,7 @@ pub fn settings(ranks: u32, blocks: u32) -> Settings {
         suspect_after_us: 2_000_000,
         context_tokens_max: 256,
         prompt_wait_us: 5_000_000,
-        batch: batch::Config { step_tokens_max: 32, sequences_max: 8, pool: kv },
+        batch: batch::Config { step_tokens_max: 32, sequences_max: 8, vocabulary: VOCABULARY, pool: kv },
         replica: replica::Config {
             cap: 8,
             attempts_max: 10,
@@ -54,7 +55,7 @@ pub struct Gate {
 }
 
 fn next_token(tokens: impl Iterator<Item = TokenId>) -> TokenId {
-    tokens.fold(17u32, |h, t| (h ^ t).wrapping_mul(0x9e37_79b1).rotate_left(7)) % 1000
+    tokens.fold(17u32, |h, t| (h ^ t).wrapping_mul(0x9e37_79b1).rotate_left(7)) % VOCABULARY
 }
 
 impl Backend for PagedHash {
@@ -76,7 +77,7 @@ impl Backend for PagedHash {
             if slice.sample.is_some() {
                 let known = slice.start as usize + slice.tokens.len();
                 let token = next_token((0..known).map(|p| self.pages[at(p).0][at(p).1]));
-                out.push(Sampled { slice: index as u32, token, logprob: -1.0 });
+                out.push(Sampled::new(index, Drawn::new(token, -1.0)));
             }
         }
         Ok(())
@@ -143,6 +144,7 @@ pub fn submission(prompt: &[TokenId], tokens: u32, conversation: Option<u128>) -
         explicit: None,
         priority: 0.5,
         tenant: 1,
+        child: 0,
         trace: TraceContext::default(),
     }
 }

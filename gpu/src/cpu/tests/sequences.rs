@@ -36,7 +36,7 @@ impl Sequence {
     /// The next `count` tokens; samples if they are the last known.
     fn slice(&self, count: usize) -> Slice {
         let end = (self.computed + count).min(self.tokens.len());
-        let sample = Sample { sampling: self.sampling.clone(), child: 0, position: end as u32 };
+        let sample = Sample::new(self.sampling.clone(), end as u32);
         Slice {
             attempt: AttemptKey::default(),
             tokens: self.tokens[self.computed..end].to_vec(),
@@ -60,8 +60,8 @@ fn advance(backend: &mut CpuBackend, sequences: &mut [Sequence], counts: &[usize
     for (sequence, slice) in sequences.iter_mut().zip(&step.slices) {
         sequence.computed += slice.tokens.len();
     }
-    out.iter().for_each(|sampled| sequences[sampled.slice as usize].tokens.push(sampled.token));
-    out.iter().map(|sampled| (sampled.slice, sampled.token, sampled.logprob.to_bits())).collect()
+    out.iter().for_each(|sampled| sequences[sampled.slice as usize].tokens.push(sampled.drawn.token));
+    out.iter().map(|sampled| (sampled.slice, sampled.drawn.token, sampled.drawn.logprob.to_bits())).collect()
 }
 
 /// What a sequence produces alone: whole prompt first, then token by token. With the bits of each logprob.
@@ -109,7 +109,7 @@ fn weight_formats_and_shapes_of_heads_agree_with_a_plain_f64_forward() {
 fn a_sequence_gives_the_same_bits_alone_and_in_a_batch_of_sixteen() {
     let model = model(&TinyModel::default());
     let mut sequences: Vec<_> = (0..16).map(|i| Sequence::new(prompt(3 + 7 * i as usize, i), i)).collect();
-    sequences[5].sampling = Sampling { temperature: 0.9, top_k: 40, top_p: 0.95, seed: 11 };
+    sequences[5].sampling = Sampling { temperature: 0.9, top_k: 40, top_p: 0.95, seed: 11, ..Sampling::default() };
     sequences[6].sampling = Sampling { temperature: 1.3, seed: 12, ..Sampling::default() };
     let lonely: Vec<_> = sequences.iter().map(|sequence| alone(&model, sequence.clone(), 10, 1)).collect();
     for threads in [1, 2] {

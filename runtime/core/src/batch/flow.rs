@@ -5,6 +5,7 @@ use super::{Batch, Effect, Frame, Ignored, Sequence};
 use crate::ids::{AttemptKey, BlockId};
 use crate::kv;
 use crate::rejection::Rejection;
+use crate::request::in_vocabulary;
 
 impl Batch {
     pub(super) fn admit(&mut self, sequence: Sequence, out: &mut Vec<Effect>) {
@@ -22,6 +23,10 @@ impl Batch {
             let rejection = Rejection::PromptTooLong { tokens, limit: limit.saturating_sub(1) };
             return self.refuse(attempt, rejection, out);
         }
+        // It may come from another node, whose word is no better than a client's.
+        if let Err(rejection) = self.vet(&sequence) {
+            return self.refuse(attempt, rejection, out);
+        }
         let order = Order { number: sequence.number, attempt };
         let known = Known::new(sequence);
         if let Some(finished) = known.finished() {
@@ -36,6 +41,12 @@ impl Batch {
         }
         self.numbers.insert(attempt, order.number);
         self.waiting.insert(order, Waiting { known, ask: Ask::No });
+    }
+
+    fn vet(&self, sequence: &Sequence) -> Result<(), Rejection> {
+        let vocabulary = self.config.vocabulary;
+        sequence.generation.check(vocabulary)?;
+        sequence.tokens.iter().try_for_each(|&token| in_vocabulary(token, vocabulary))
     }
 
     pub(super) fn cancel(&mut self, attempt: AttemptKey, out: &mut Vec<Effect>) {
@@ -274,7 +285,7 @@ impl Batch {
             }
             slots -= 1;
             waiting.ask = Ask::Open { again, mark: self.mark };
-            let (scope, tokens) = (waiting.known.scope, waiting.known.tokens.clone());
+            let (scope, tokens) = (waiting.known.scope, waiting.known.tokens.to_vec());
             out.push(Effect::Kv(kv::Input::Reserve { attempt: order.attempt, scope, tokens }));
             if again {
                 break;

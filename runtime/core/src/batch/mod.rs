@@ -18,7 +18,7 @@ use crate::ids::{AttemptKey, RequestNumber, TokenId};
 use crate::kv::{self, Violation, identity::Scope};
 use crate::rejection::Rejection;
 use crate::request::{Finish, Generation};
-use crate::step::Sampled;
+use crate::step::{Drawn, Sampled};
 use sequence::{Order, Running, Waiting};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +30,8 @@ pub struct Config {
     pub step_tokens_max: u32,
     /// Sequences that hold blocks, or ask for them, at once.
     pub sequences_max: u32,
+    /// Tokens that there are. What comes with others is refused.
+    pub vocabulary: u32,
     /// The KV manager's pool.
     pub pool: kv::Config,
 }
@@ -41,6 +43,8 @@ pub enum ConfigError {
     NoStepTokens,
     #[error("no sequence may run (sequences max 0)")]
     NoSequences,
+    #[error("there are no tokens (vocabulary 0)")]
+    NoVocabulary,
     #[error(transparent)]
     Pool(#[from] kv::ConfigError),
 }
@@ -70,7 +74,7 @@ pub enum Input {
     Cancel {
         attempt: AttemptKey,
     },
-    /// The planned step ran; a token for each slice that samples.
+    /// The planned step ran; a token for each draw.
     StepDone {
         sampled: Vec<Sampled>,
     },
@@ -98,8 +102,7 @@ pub struct Frame {
     pub attempt: AttemptKey,
     /// Index of the first of `tokens` among all produced tokens, those of former attempts included.
     pub first_position: u32,
-    /// Each with the natural logarithm of its probability.
-    pub tokens: Vec<(TokenId, f32)>,
+    pub tokens: Vec<Drawn>,
     /// Prompt tokens whose KV this attempt reused.
     pub cached_tokens: u32,
     pub finished: Option<Finish>,
@@ -191,7 +194,7 @@ pub struct Batch {
 
 impl Batch {
     /// # Errors
-    /// A budget of 0, or a pool that holds nothing.
+    /// A budget of 0, no vocabulary, or a pool that holds nothing.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.pool.validate()?;
         if config.step_tokens_max == 0 {
@@ -199,6 +202,9 @@ impl Batch {
         }
         if config.sequences_max == 0 {
             return Err(ConfigError::NoSequences);
+        }
+        if config.vocabulary == 0 {
+            return Err(ConfigError::NoVocabulary);
         }
         Ok(Self {
             config,
@@ -218,7 +224,7 @@ impl Batch {
             Input::Admit(sequence) => self.admit(sequence, out),
             Input::Kv(answer) => self.answered(answer, out),
             Input::Cancel { attempt } => self.cancel(attempt, out),
-            Input::StepDone { sampled } => self.step_done(&sampled, out),
+            Input::StepDone { sampled } => self.step_done(sampled, out),
             Input::Tick => self.mark += 1,
         }
         self.settle(out);

@@ -2,9 +2,8 @@
 
 use super::sequence::{Doom, Order};
 use super::{Batch, Effect, Frame, Ignored, Part};
-use crate::ids::TokenId;
 use crate::kv;
-use crate::step::{Sample, Sampled, Slice, Step};
+use crate::step::{Drawn, Sample, Sampled, Slice, Step};
 
 impl Batch {
     /// The next step: a token of every decoding sequence first, then prefill in number order, up to `step_tokens_max`.
@@ -54,17 +53,23 @@ impl Batch {
         let (start, end) = (running.computed, running.computed + part.tokens);
         let blocks = end.div_ceil(self.config.pool.block_tokens) as usize;
         let known = &running.known;
-        let sampling = &known.generation.sampling;
+        let sample = || Sample {
+            sampling: known.generation.sampling.clone(),
+            child: known.child,
+            position: end,
+            drafts: 0,
+            history: known.history(),
+        };
         Some(Slice {
             attempt: part.order.attempt,
             tokens: known.tokens[start as usize..end as usize].to_vec(),
             start,
             blocks: running.blocks[..blocks].to_vec(),
-            sample: part.samples.then(|| Sample { sampling: sampling.clone(), child: known.child, position: end }),
+            sample: part.samples.then(sample),
         })
     }
 
-    pub(super) fn step_done(&mut self, sampled: &[Sampled], out: &mut Vec<Effect>) {
+    pub(super) fn step_done(&mut self, sampled: Vec<Sampled>, out: &mut Vec<Effect>) {
         let Some(parts) = self.in_flight.take() else {
             return self.ignore(Ignored::NoStep, out);
         };
@@ -85,20 +90,20 @@ impl Batch {
     }
 
     /// The token of each part, as far as one was asked for and came.
-    fn drawn(&mut self, parts: &[Part], sampled: &[Sampled], out: &mut Vec<Effect>) -> Vec<Option<(TokenId, f32)>> {
+    fn drawn(&mut self, parts: &[Part], sampled: Vec<Sampled>, out: &mut Vec<Effect>) -> Vec<Option<Drawn>> {
         let mut drawn = vec![None; parts.len()];
         for one in sampled {
             let at = one.slice as usize;
             let asked = parts.get(at).is_some_and(|part| part.samples);
             match drawn.get_mut(at) {
-                Some(slot @ None) if asked => *slot = Some((one.token, one.logprob)),
+                Some(slot @ None) if asked => *slot = Some(one.drawn),
                 _ => self.ignore(Ignored::UnaskedToken { slice: one.slice }, out),
             }
         }
         drawn
     }
 
-    fn part_done(&mut self, part: Part, drawn: Option<(TokenId, f32)>, out: &mut Vec<Effect>) -> Option<Frame> {
+    fn part_done(&mut self, part: Part, drawn: Option<Drawn>, out: &mut Vec<Effect>) -> Option<Frame> {
         let running = self.running.get_mut(&part.order)?;
         running.in_step = false;
         let doom = running.doom.take();
@@ -111,15 +116,15 @@ impl Batch {
             _ => None,
         };
         let mut frame = None;
-        if let Some((token, logprob)) = drawn.filter(|_| cancelled.is_none()) {
+        if let Some(drawn) = drawn.filter(|_| cancelled.is_none()) {
             let known = &mut running.known;
             let first_position = known.produced();
-            known.tokens.push(token);
+            known.push(drawn.token);
             self.totals.produced_tokens += 1;
             frame = Some(Frame {
                 attempt: part.order.attempt,
                 first_position,
-                tokens: vec![(token, logprob)],
+                tokens: vec![drawn],
                 cached_tokens: known.cached_tokens.unwrap_or(0),
                 finished: known.finished(),
             });

@@ -4,6 +4,8 @@ use super::Sequence;
 use crate::ids::{AttemptKey, BlockId, RequestNumber, TokenId};
 use crate::kv::identity::Scope;
 use crate::request::{Finish, Generation};
+use crate::step::History;
+use std::sync::Arc;
 
 /// Who goes first: the lower request number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,8 +20,8 @@ pub(super) struct Known {
     pub child: u32,
     pub scope: Scope,
     pub generation: Generation,
-    /// Prompt and everything produced.
-    pub tokens: Vec<TokenId>,
+    /// Prompt and everything produced. Shared with the step in flight where its draws need them.
+    pub tokens: Arc<Vec<TokenId>>,
     pub prompt_tokens: u32,
     /// Length at which the sequence ends by itself.
     pub tokens_max: u32,
@@ -36,7 +38,7 @@ impl Known {
             child: sequence.child,
             scope: sequence.scope,
             generation: sequence.generation,
-            tokens: sequence.tokens,
+            tokens: Arc::new(sequence.tokens),
             prompt_tokens,
             tokens_max: tokens_max.min(sequence.context_tokens_max),
             cached_tokens: None,
@@ -45,6 +47,17 @@ impl Known {
 
     pub fn len(&self) -> u32 {
         self.tokens.len() as u32
+    }
+
+    /// Costs nothing while no step holds the tokens, which is so whenever one is pushed.
+    pub fn push(&mut self, token: TokenId) {
+        Arc::make_mut(&mut self.tokens).push(token);
+    }
+
+    /// What draws behind the last token need of those before it.
+    pub fn history(&self) -> Option<History> {
+        let history = || History { tokens: Arc::clone(&self.tokens), prompt_tokens: self.prompt_tokens };
+        self.generation.sampling.has_penalties().then(history)
     }
 
     pub fn produced(&self) -> u32 {

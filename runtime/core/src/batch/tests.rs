@@ -4,12 +4,12 @@ mod rank;
 
 use super::*;
 use crate::ids::BlockId;
-use crate::request::Sampling;
+use crate::request::{Adjustment, Sampling};
 use proptest::prelude::*;
 use rank::{End, Rank, STOPS, attempt, undisturbed};
 
 const POOL: kv::Config = kv::Config { blocks: 64, block_tokens: 4 };
-const CONFIG: Config = Config { step_tokens_max: 16, sequences_max: 8, pool: POOL };
+const CONFIG: Config = Config { step_tokens_max: 16, sequences_max: 8, vocabulary: 100, pool: POOL };
 
 fn sequence(number: u64, tokens: &[TokenId], max_new_tokens: u32) -> Sequence {
     Sequence {
@@ -133,6 +133,60 @@ fn what_can_never_run_is_refused_at_admission() {
     batch.handle(0, Input::Admit(sequence(1, &[], 4)), &mut out);
     assert_eq!(out, [Effect::Refused { attempt: attempt(1, 1), rejection: Rejection::EmptyPrompt }]);
     assert!(batch.is_idle());
+}
+
+#[test]
+fn what_another_node_sends_is_refused_by_type_where_it_is_out_of_range() {
+    let refused = |change: fn(&mut Sequence)| {
+        let mut sequence = sequence(1, &[1, 2, 3], 4);
+        change(&mut sequence);
+        let mut batch = Batch::new(CONFIG).expect("a good configuration");
+        let mut out = Vec::new();
+        batch.handle(0, Input::Admit(sequence), &mut out);
+        assert!(batch.is_idle() && batch.stats().refused == 1);
+        match &out[..] {
+            [Effect::Refused { rejection, .. }] => rejection.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(refused(|s| s.generation.sampling.temperature = f32::NAN), "temperature cannot be NaN");
+    assert_eq!(refused(|s| s.generation.sampling.min_p = -1.0), "min_p cannot be -1");
+    assert_eq!(refused(|s| s.generation.sampling.top_logprobs = u32::MAX), "top_logprobs cannot be 4294967295");
+    let penalty = |s: &mut Sequence| {
+        let adjustment = Adjustment { repetition_penalty: 0.0, ..Adjustment::default() };
+        s.generation.sampling.adjustment = Some(adjustment.into());
+    };
+    assert_eq!(refused(penalty), "repetition_penalty cannot be 0");
+    let outside = "token 100 is outside the vocabulary of 100 tokens";
+    assert_eq!(refused(|s| s.tokens[1] = 100), outside);
+    let bias = |s: &mut Sequence| {
+        let adjustment = Adjustment { logit_bias: vec![(100, 1.0)], ..Adjustment::default() };
+        s.generation.sampling.adjustment = Some(adjustment.into());
+    };
+    assert_eq!(refused(bias), outside);
+}
+
+#[test]
+fn draws_with_penalties_are_given_the_tokens_before_them_and_others_are_not() {
+    let mut penalized = sequence(2, &prompt(2, 6), 5);
+    let adjustment = Adjustment { presence_penalty: 1.0, ..Adjustment::default() };
+    penalized.generation.sampling.adjustment = adjustment.unless_neutral();
+    // Two of its tokens were produced by an attempt before.
+    penalized.produced_before = 2;
+    let tokens = penalized.tokens.clone();
+    let rank = drained(CONFIG, [sequence(1, &prompt(1, 6), 3), penalized]);
+    let samples = |number: u64| {
+        let slices = rank.steps.iter().flat_map(|step| &step.slices).filter(move |s| s.attempt == attempt(number, 1));
+        slices.filter_map(|slice| slice.sample.clone()).collect::<Vec<_>>()
+    };
+    assert!(samples(1).iter().all(|sample| sample.history.is_none()));
+    let all: Vec<TokenId> = tokens.iter().chain(&rank.streams[&attempt(2, 1)].tokens).copied().collect();
+    let penalized = samples(2);
+    assert_eq!(penalized.len(), 3);
+    for sample in penalized {
+        let history = sample.history.expect("it has penalties");
+        assert_eq!((&history.tokens[..], history.prompt_tokens), (&all[..sample.position as usize], 4));
+    }
 }
 
 #[test]
@@ -356,7 +410,7 @@ fn nonsense_is_ignored_and_the_sequence_goes_on() {
     rank.tell_batch(Input::Kv(kv::Effect::Exhausted { attempt: attempt(7, 1), wanted: 1, available: 0 }));
     rank.tell_batch(Input::Kv(kv::Effect::Reserved { attempt: one, blocks: Vec::new(), cached_tokens: 0 }));
     rank.plan();
-    let drawn = |slice| Sampled { slice, token: 3, logprob: 0.0 };
+    let drawn = |slice| Sampled { slice, drawn: Drawn::new(3, 0.0) };
     // No token for the slice that samples: its last position is computed again.
     rank.tell_batch(Input::StepDone { sampled: vec![drawn(1), drawn(u32::MAX)] });
     let expected = [
@@ -378,7 +432,7 @@ fn nonsense_is_ignored_and_the_sequence_goes_on() {
 fn inputs_and_effects_survive_serde() {
     let inputs = [
         Input::Admit(sequence(1, &[1, 2, 3], 4)),
-        Input::StepDone { sampled: vec![Sampled { slice: 0, token: 1, logprob: -1.5 }] },
+        Input::StepDone { sampled: vec![Sampled::new(0, Drawn { top: vec![(4, -0.5)], ..Drawn::new(1, -1.5) })] },
         Input::Kv(kv::Effect::Freed { blocks: 3 }),
         Input::Tick,
     ];
@@ -449,7 +503,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 fn play(shape: &Shape, ops: Vec<Op>) -> Rank {
     let pool = kv::Config { blocks: shape.blocks, block_tokens: shape.block_tokens };
     let Shape { step_tokens_max, sequences_max, .. } = *shape;
-    let mut rank = Rank::new(Config { step_tokens_max, sequences_max, pool });
+    let mut rank = Rank::new(Config { step_tokens_max, sequences_max, pool, ..CONFIG });
     for (at, op) in ops.into_iter().enumerate() {
         let admitted = rank.streams.len();
         let nth = |n: usize| n.checked_rem(admitted);

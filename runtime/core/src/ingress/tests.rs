@@ -12,6 +12,7 @@ fn submission(ticket: u64, produced: Vec<TokenId>) -> Box<Submission> {
         explicit: None,
         priority: 0.5,
         tenant: 0,
+        child: 0,
     })
 }
 
@@ -24,7 +25,7 @@ fn attempt(ticket: u64, attempt: u32) -> AttemptKey {
 }
 
 fn frame(attempt: AttemptKey, first_position: u32, tokens: &[TokenId], finished: Option<Finish>) -> Input {
-    let tokens = tokens.iter().map(|t| (*t, -0.5)).collect();
+    let tokens = tokens.iter().map(|t| Drawn::new(*t, -0.5)).collect();
     Input::Frame(Frame { attempt, first_position, tokens, cached_tokens: 0, finished })
 }
 
@@ -59,7 +60,7 @@ fn tokens(effects: &[Effect]) -> Vec<TokenId> {
     effects
         .iter()
         .filter_map(|e| match e {
-            Effect::Tokens { tokens, .. } => Some(tokens.iter().map(|(t, _)| *t)),
+            Effect::Tokens { tokens, .. } => Some(tokens.iter().map(|t| t.token)),
             _ => None,
         })
         .flatten()
@@ -297,7 +298,7 @@ proptest! {
                     Effect::Tokens { ticket, tokens, .. } => {
                         prop_assert!(!left.contains(&ticket.0) && !answered.contains_key(&ticket.0));
                         let stream = delivered.entry(ticket.0).or_default();
-                        stream.extend(tokens.iter().map(|(t, _)| *t));
+                        stream.extend(tokens.iter().map(|t| t.token));
                     }
                     Effect::Ended { ticket, .. } | Effect::Failed { ticket, .. } => {
                         prop_assert!(!left.contains(&ticket.0));

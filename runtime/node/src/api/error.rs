@@ -130,6 +130,8 @@ impl ApiError {
                 Rejection::TooLargeForRank { .. } => bad(400, "too_large_for_rank"),
                 Rejection::TooManyChildren { .. } => bad(400, "too_many_children"),
                 Rejection::EmptyPrompt => bad(400, "empty_prompt"),
+                Rejection::BadParameter { .. } => bad(400, "invalid_value"),
+                Rejection::TokenOutOfRange { .. } => bad(400, "invalid_value"),
             },
         }
     }
@@ -145,6 +147,7 @@ impl ApiError {
             Self::Chat(_) => Some("messages"),
             Self::Refused(Rejection::TooManyChildren { .. }, _) => Some("n"),
             Self::Refused(Rejection::NoSuchRank { .. }, _) => Some(HEADER_RANK),
+            Self::Refused(Rejection::BadParameter { parameter, .. }, _) => Some(parameter.name()),
             Self::Refused(_, prompt) if self.row().status == 400 => Some(prompt),
             _ => None,
         }

@@ -1,6 +1,6 @@
 //! The two endpoints that generate.
 
-use super::answer::{Answer, Ask, Step};
+use super::answer::{Answer, Ask, Piece, Step};
 use super::error::ApiError;
 use super::reply::{Head, Shape};
 use super::request::{GenerationRequest, Prompt};
@@ -13,9 +13,9 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use starling_core::ids::TokenId;
+use starling_core::ids::{ConversationKey, TokenId};
 use starling_core::rejection::Rejection;
-use starling_core::request::{Generation, Sampling};
+use starling_core::request::{Finish, Generation, Sampling};
 use starling_serving::api::{Placed, Submission};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -63,12 +63,13 @@ async fn generate(
     let ask = Ask {
         stops: prepared.asked.stops.clone(),
         prompt_tokens: u32::try_from(prepared.prompt.len()).unwrap_or(u32::MAX),
+        scores: prepared.asked.logprobs.is_some(),
         prompt_param: prepared.asked.prompt.param(),
     };
     let streamed = prepared.asked.stream;
-    let submission = submission(&shared, &scope, prepared, (tenant, &parts.headers))?;
-    let events = shared.api.engine.submit(submission).map_err(|why| ApiError::Refused(why, ask.prompt_param))?;
-    let mut answer = Answer::new(events, scope.clone(), shared.api.text.clone(), ask);
+    let submissions = submissions(&shared, &scope, prepared, (tenant, &parts.headers))?;
+    let around = (scope.clone(), shared.api.text.clone());
+    let mut answer = Answer::start(shared.api.engine.clone(), submissions, around, ask)?;
     let placed = answer.placed().await?;
     let mut response = match streamed {
         true => sse::response(answer, head, scope),
@@ -86,6 +87,9 @@ fn prepare(shared: &Shared, bytes: &[u8], shape: Shape) -> Result<Prepared, ApiE
         Shape::Completion => GenerationRequest::completion(&body)?,
     };
     shared.check_model(&asked.model)?;
+    for &(token, _) in &asked.adjustment.logit_bias {
+        check_token(shared, token, || format!("logit_bias.{token}"))?;
+    }
     let prompt = encode(shared, &asked.prompt)?;
     if prompt.is_empty() {
         return Err(ApiError::Refused(Rejection::EmptyPrompt, asked.prompt.param()));
@@ -126,22 +130,28 @@ pub(super) fn encode(shared: &Shared, prompt: &Prompt) -> Result<Vec<TokenId>, A
 /// # Errors
 /// For the first token outside the vocabulary.
 pub(super) fn check_vocabulary(shared: &Shared, tokens: &[TokenId], param: &str) -> Result<(), ApiError> {
+    let check = |(at, &token)| check_token(shared, token, || format!("{param}[{at}]"));
+    tokens.iter().enumerate().try_for_each(check)
+}
+
+fn check_token(shared: &Shared, token: TokenId, param: impl FnOnce() -> String) -> Result<(), ApiError> {
     let vocabulary = shared.api.text.tokenizer.vocabulary_tokens();
-    match tokens.iter().position(|&token| token >= vocabulary) {
-        None => Ok(()),
-        Some(at) => {
-            let why = format_args!("token {} is outside the vocabulary of {vocabulary} tokens", tokens[at]);
-            Err(read::bad(format!("{param}[{at}]"), why))
+    match token < vocabulary {
+        true => Ok(()),
+        false => {
+            let why = format_args!("token {token} is outside the vocabulary of {vocabulary} tokens");
+            Err(read::bad(param(), why))
         }
     }
 }
 
-fn submission(
+/// One for each choice: the same question, and another child's random numbers.
+fn submissions(
     shared: &Shared,
     scope: &Scope,
     prepared: Prepared,
     (tenant, headers): (u64, &HeaderMap),
-) -> Result<Submission, ApiError> {
+) -> Result<Vec<Submission>, ApiError> {
     let explicit = identity::explicit(headers)?;
     let asked = prepared.asked;
     let cache_key = asked.prompt_cache_key.as_deref();
@@ -149,24 +159,32 @@ fn submission(
         true => Vec::new(),
         false => shared.api.text.tokenizer.ends().to_vec(),
     };
-    Ok(Submission {
+    // Choices share the prompt's blocks where they run on one rank: a conversation keeps them there.
+    let conversation = shared.identities.conversation(tenant, headers, cache_key);
+    let own = (asked.choices > 1).then(|| ConversationKey(shared.mint.number()));
+    let first = Submission {
         prompt: prepared.prompt.into(),
         generation: Generation {
             sampling: Sampling {
                 temperature: asked.temperature,
                 top_k: asked.top_k,
                 top_p: asked.top_p,
+                min_p: asked.min_p,
+                adjustment: asked.adjustment.unless_neutral(),
+                top_logprobs: asked.logprobs.unwrap_or(0),
                 seed: asked.seed.unwrap_or_else(|| shared.mint.number() as u64),
             },
             max_new_tokens: prepared.max_new_tokens,
             stop_tokens,
         },
-        conversation: shared.identities.conversation(tenant, headers, cache_key),
+        conversation: conversation.or(own),
         explicit,
         priority: PRIORITY,
         tenant,
+        child: 0,
         trace: scope.trace(),
-    })
+    };
+    Ok((0..asked.choices).map(|child| Submission { child, ..first.clone() }).collect())
 }
 
 fn head(shared: &Shared, asked: &GenerationRequest, shape: Shape) -> Head {
@@ -177,6 +195,7 @@ fn head(shared: &Shared, asked: &GenerationRequest, shape: Shape) -> Head {
         created_s: since_1970.as_secs(),
         model: shared.api.model.id.clone(),
         include_usage: asked.include_usage,
+        choices: asked.choices,
     }
 }
 
@@ -193,14 +212,15 @@ fn describe(scope: &Scope, head: &Head, prepared: &Prepared) {
 }
 
 async fn whole(mut answer: Answer, head: &Head) -> Result<Response, ApiError> {
-    let mut text = String::new();
+    let mut choices: Vec<(Piece, Option<Finish>)> = (0..head.choices).map(|_| Default::default()).collect();
     loop {
         match answer.step().await {
             Step::Placed(_) => {}
-            Step::Text(more) => text.push_str(&more),
+            Step::More { choice, piece } => choices[choice as usize].0.append(piece),
+            Step::Ended { choice, finish } => choices[choice as usize].1 = Some(finish),
             Step::Failed(error) => return Err(error),
-            Step::Ended(finish) => {
-                let json = head.whole(&text, finish, answer.usage());
+            Step::Done => {
+                let json = head.whole(&choices, answer.usage());
                 let mut response = Body::from(json).into_response();
                 let kind = HeaderValue::from_static("application/json");
                 response.headers_mut().insert(header::CONTENT_TYPE, kind);

@@ -9,6 +9,7 @@ mod error;
 mod generate;
 mod health;
 mod identity;
+mod logprobs;
 pub mod metrics;
 mod models;
 mod read;

@@ -3,6 +3,7 @@
 use super::error::ApiError;
 use serde_json::{Map, Value};
 use std::fmt::Display;
+use std::ops::RangeInclusive;
 
 /// Characters of a value that a message repeats.
 const SHOWN_CHARS_MAX: usize = 40;
@@ -112,14 +113,15 @@ impl<'a> Fields<'a> {
     }
 
     /// # Errors
-    /// When the field is there and not a number from `min` to `max`.
-    pub fn number(&self, name: &str, min: f64, max: f64) -> Result<Option<f64>, ApiError> {
+    /// When the field is there and not a number in `range`.
+    pub fn number(&self, name: &str, range: &RangeInclusive<f32>) -> Result<Option<f32>, ApiError> {
         let number = self.read(name, "a number", Value::as_f64)?;
         match number {
-            Some(number) if !(min..=max).contains(&number) => {
+            Some(number) if !range.contains(&(number as f32)) => {
+                let (min, max) = (range.start(), range.end());
                 Err(bad(self.at(name), format_args!("must be {min} to {max}, not {number}")))
             }
-            number => Ok(number),
+            number => Ok(number.map(|number| number as f32)),
         }
     }
 

@@ -1,9 +1,12 @@
 //! The JSON that generation endpoints answer with, in OpenAI's shapes.
 
-use super::answer::finish_reason;
+use super::answer::{Piece, finish_reason};
+use super::logprobs::{Scored, TokenScore};
 use super::metrics::Usage;
 use serde::Serialize;
 use starling_core::request::Finish;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// Which endpoint's shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +48,8 @@ pub struct Head {
     pub created_s: u64,
     pub model: String,
     pub include_usage: bool,
+    /// How many there are.
+    pub choices: u32,
 }
 
 #[derive(Serialize)]
@@ -64,7 +69,7 @@ struct Choice<'a> {
     index: u32,
     #[serde(flatten)]
     content: Content<'a>,
-    logprobs: Option<()>,
+    logprobs: Option<Logprobs<'a>>,
     finish_reason: Option<&'static str>,
 }
 
@@ -82,6 +87,78 @@ struct Delta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+}
+
+/// What the model thought of the tokens, in each endpoint's shape.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Logprobs<'a> {
+    Chat { content: Vec<ChatToken<'a>>, refusal: Option<()> },
+    Completion(CompletionTokens),
+}
+
+#[derive(Serialize)]
+struct ChatToken<'a> {
+    #[serde(flatten)]
+    token: ChatScore<'a>,
+    top_logprobs: Vec<ChatScore<'a>>,
+}
+
+#[derive(Serialize)]
+struct ChatScore<'a> {
+    token: Cow<'a, str>,
+    logprob: f32,
+    bytes: &'a [u8],
+}
+
+/// Lists of one length, an entry a token.
+#[derive(Default, Serialize)]
+struct CompletionTokens {
+    tokens: Vec<String>,
+    token_logprobs: Vec<f32>,
+    /// The most probable ones, and the token itself.
+    top_logprobs: Vec<BTreeMap<String, f32>>,
+    /// Characters of the text before each.
+    text_offset: Vec<u32>,
+}
+
+impl<'a> Logprobs<'a> {
+    fn new(shape: Shape, scores: &'a [TokenScore]) -> Self {
+        match shape {
+            Shape::Chat => {
+                let token = |score: &'a TokenScore| ChatToken {
+                    token: ChatScore::from(&score.token),
+                    top_logprobs: score.top.iter().map(ChatScore::from).collect(),
+                };
+                Self::Chat { content: scores.iter().map(token).collect(), refusal: None }
+            }
+            Shape::Completion => {
+                let mut tokens = CompletionTokens::default();
+                for TokenScore { token, top, offset, .. } in scores {
+                    tokens.tokens.push(spelled(token));
+                    tokens.token_logprobs.push(token.logprob);
+                    let known = top.iter().chain([token]).map(|scored| (spelled(scored), scored.logprob));
+                    tokens.top_logprobs.push(known.collect());
+                    tokens.text_offset.push(*offset);
+                }
+                Self::Completion(tokens)
+            }
+        }
+    }
+}
+
+impl<'a> From<&'a Scored> for ChatScore<'a> {
+    fn from(scored: &'a Scored) -> Self {
+        Self { token: String::from_utf8_lossy(&scored.bytes), logprob: scored.logprob, bytes: &scored.bytes }
+    }
+}
+
+/// As a key: a token that is a part of a character is told by its bytes, so that no two are alike.
+fn spelled(scored: &Scored) -> String {
+    match std::str::from_utf8(&scored.bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => scored.bytes.iter().fold("bytes:".to_owned(), |text, byte| text + &format!("\\x{byte:02x}")),
+    }
 }
 
 #[derive(Serialize)]
@@ -110,35 +187,42 @@ impl From<Usage> for UsageBody {
 
 impl Head {
     /// The whole answer of a request that is not streamed.
-    pub fn whole(&self, text: &str, finish: Finish, usage: Usage) -> String {
-        let content = match self.shape {
-            Shape::Chat => Content::Message { role: "assistant", content: text, refusal: None },
-            Shape::Completion => Content::Text(text),
-        };
-        self.json(false, &[choice(content, Some(finish))], Some(Some(usage.into())))
+    pub fn whole(&self, choices: &[(Piece, Option<Finish>)], usage: Usage) -> String {
+        let choices = choices.iter().zip(0..).map(|((piece, finish), index)| {
+            let content = match self.shape {
+                Shape::Chat => Content::Message { role: "assistant", content: &piece.text, refusal: None },
+                Shape::Completion => Content::Text(&piece.text),
+            };
+            let logprobs = piece.scores.as_deref().map(|scores| Logprobs::new(self.shape, scores));
+            Choice { index, content, logprobs, finish_reason: finish.map(finish_reason) }
+        });
+        self.json(false, &choices.collect::<Vec<_>>(), Some(Some(usage.into())))
     }
 
     /// The chunk that says who speaks; completions have none.
-    pub fn opening(&self) -> Option<String> {
+    pub fn opening(&self, index: u32) -> Option<String> {
         let opening = Delta { role: Some("assistant"), content: Some("") };
-        (self.shape == Shape::Chat).then(|| self.chunk(Content::Delta(opening), None))
+        (self.shape == Shape::Chat).then(|| self.chunk(Choice::of(index, Content::Delta(opening))))
     }
 
     /// A chunk of text.
-    pub fn text(&self, text: &str) -> String {
-        match self.shape {
-            Shape::Chat => self.chunk(Content::Delta(Delta { role: None, content: Some(text) }), None),
-            Shape::Completion => self.chunk(Content::Text(text), None),
-        }
+    pub fn more(&self, index: u32, piece: &Piece) -> String {
+        let content = match self.shape {
+            Shape::Chat => Content::Delta(Delta { role: None, content: Some(&piece.text) }),
+            Shape::Completion => Content::Text(&piece.text),
+        };
+        let scores = piece.scores.as_deref().filter(|scores| !scores.is_empty());
+        let logprobs = scores.map(|scores| Logprobs::new(self.shape, scores));
+        self.chunk(Choice { logprobs, ..Choice::of(index, content) })
     }
 
-    /// The chunk that says why the answer ended.
-    pub fn closing(&self, finish: Finish) -> String {
+    /// The chunk that says why a choice ended.
+    pub fn closing(&self, index: u32, finish: Finish) -> String {
         let content = match self.shape {
             Shape::Chat => Content::Delta(Delta::default()),
             Shape::Completion => Content::Text(""),
         };
-        self.chunk(content, Some(finish))
+        self.chunk(Choice { finish_reason: Some(finish_reason(finish)), ..Choice::of(index, content) })
     }
 
     /// The last chunk, without choices, if the client asked for it.
@@ -146,8 +230,8 @@ impl Head {
         self.include_usage.then(|| self.json(true, &[], Some(Some(usage.into()))))
     }
 
-    fn chunk(&self, content: Content<'_>, finish: Option<Finish>) -> String {
-        self.json(true, &[choice(content, finish)], self.include_usage.then_some(None))
+    fn chunk(&self, choice: Choice<'_>) -> String {
+        self.json(true, &[choice], self.include_usage.then_some(None))
     }
 
     fn json(&self, streamed: bool, choices: &[Choice<'_>], usage: Option<Option<UsageBody>>) -> String {
@@ -163,6 +247,8 @@ impl Head {
     }
 }
 
-fn choice(content: Content<'_>, finish: Option<Finish>) -> Choice<'_> {
-    Choice { index: 0, content, logprobs: None, finish_reason: finish.map(finish_reason) }
+impl<'a> Choice<'a> {
+    fn of(index: u32, content: Content<'a>) -> Self {
+        Self { index, content, logprobs: None, finish_reason: None }
+    }
 }

@@ -5,11 +5,16 @@ use super::read::{Fields, Neutral, Rules, bad, show, whole};
 use crate::text::{Message, Role, StopStrings};
 use serde_json::{Map, Value};
 use starling_core::ids::TokenId;
+use starling_core::request::{
+    Adjustment, LOGIT_BIAS, LOGIT_BIAS_ENTRIES_MAX, MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_LOGPROBS_MAX,
+};
 
 /// OpenAI's limit.
 const STOP_STRINGS_MAX: usize = 4;
 /// Characters of a stop string are held back until it is certain that they are none.
 const STOP_BYTES_MAX: usize = 1_024;
+/// OpenAI's limit of `n`.
+const CHOICES_MAX: u32 = 128;
 /// OpenAI's default for completions; a chat's answer may fill the context.
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 
@@ -33,6 +38,14 @@ pub const CHAT: Rules = Rules {
         "temperature",
         "top_p",
         "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "n",
         "seed",
         "stop",
         "stream",
@@ -42,15 +55,7 @@ pub const CHAT: Rules = Rules {
     ],
     tolerated: TOLERATED,
     neutral: &[
-        ("n", Neutral::Number(1.0)),
-        ("presence_penalty", Neutral::Number(0.0)),
-        ("frequency_penalty", Neutral::Number(0.0)),
-        ("repetition_penalty", Neutral::Number(1.0)),
-        ("min_p", Neutral::Number(0.0)),
         ("min_tokens", Neutral::Number(0.0)),
-        ("logit_bias", Neutral::Empty),
-        ("logprobs", Neutral::Flag(false)),
-        ("top_logprobs", Neutral::Number(0.0)),
         ("response_format", Neutral::TextFormat),
         ("tools", Neutral::Empty),
         ("tool_choice", Neutral::OneOf(&["none", "auto"])),
@@ -74,6 +79,14 @@ pub const COMPLETION: Rules = Rules {
         "temperature",
         "top_p",
         "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "n",
+        "best_of",
         "seed",
         "stop",
         "stream",
@@ -83,15 +96,7 @@ pub const COMPLETION: Rules = Rules {
     ],
     tolerated: TOLERATED,
     neutral: &[
-        ("n", Neutral::Number(1.0)),
-        ("best_of", Neutral::Number(1.0)),
-        ("presence_penalty", Neutral::Number(0.0)),
-        ("frequency_penalty", Neutral::Number(0.0)),
-        ("repetition_penalty", Neutral::Number(1.0)),
-        ("min_p", Neutral::Number(0.0)),
         ("min_tokens", Neutral::Number(0.0)),
-        ("logit_bias", Neutral::Empty),
-        ("logprobs", Neutral::Null),
         ("echo", Neutral::Flag(false)),
         ("suffix", Neutral::Empty),
         ("response_format", Neutral::TextFormat),
@@ -146,6 +151,12 @@ pub struct GenerationRequest {
     pub temperature: f32,
     pub top_p: f32,
     pub top_k: u32,
+    pub min_p: f32,
+    pub adjustment: Adjustment,
+    /// How many of the most probable tokens are told with each token; `None`: nothing is told, not even of the token itself.
+    pub logprobs: Option<u32>,
+    /// Answers to give.
+    pub choices: u32,
     pub seed: Option<u64>,
     pub stops: StopStrings,
     pub stream: bool,
@@ -170,7 +181,8 @@ impl GenerationRequest {
             let why = format_args!("contradicts max_completion_tokens ({old} and {new})");
             return Err(bad("max_tokens".into(), why));
         }
-        Self::read(&fields, Prompt::Messages(messages(&fields)?), new.or(old))
+        let logprobs = chat_logprobs(&fields)?;
+        Ok(Self { logprobs, ..Self::read(&fields, Prompt::Messages(messages(&fields)?), new.or(old))? })
     }
 
     /// Reads the body of `/v1/completions`.
@@ -181,7 +193,16 @@ impl GenerationRequest {
         let fields = Fields::of(body);
         fields.check(&COMPLETION)?;
         let max_tokens = tokens_max(&fields, "max_tokens")?.unwrap_or(COMPLETION_TOKENS_DEFAULT);
-        Self::read(&fields, prompt(&fields)?, Some(max_tokens))
+        let logprobs = fields.whole("logprobs", 0, i128::from(TOP_LOGPROBS_MAX))?.map(|top| top as u32);
+        let asked = Self { logprobs, ..Self::read(&fields, prompt(&fields)?, Some(max_tokens))? };
+        let best_of = fields.whole("best_of", 1, i128::from(CHOICES_MAX))?;
+        match best_of {
+            Some(best_of) if best_of != i128::from(asked.choices) => {
+                let why = format!("{best_of} is not supported (only the value of n, {})", asked.choices);
+                Err(ApiError::Unsupported { param: fields.at("best_of"), why })
+            }
+            _ => Ok(asked),
+        }
     }
 
     fn read(fields: &Fields, prompt: Prompt, max_tokens: Option<u32>) -> Result<Self, ApiError> {
@@ -194,9 +215,13 @@ impl GenerationRequest {
             model: required(fields.text("model")?, fields.at("model"))?.to_owned(),
             prompt,
             max_tokens,
-            temperature: fields.number("temperature", 0.0, 2.0)?.unwrap_or(1.0) as f32,
+            temperature: fields.number("temperature", &TEMPERATURE)?.unwrap_or(1.0),
             top_p: top_p(fields)?,
             top_k: top_k as u32,
+            min_p: fields.number("min_p", &MIN_P)?.unwrap_or(0.0),
+            adjustment: adjustment(fields)?,
+            logprobs: None,
+            choices: fields.whole("n", 1, i128::from(CHOICES_MAX))?.map_or(1, |choices| choices as u32),
             seed: seed.map(|seed| seed as u64),
             stops: stops(fields)?,
             stream,
@@ -218,10 +243,52 @@ fn tokens_max(fields: &Fields, name: &str) -> Result<Option<u32>, ApiError> {
 }
 
 fn top_p(fields: &Fields) -> Result<f32, ApiError> {
-    let top_p = fields.number("top_p", 0.0, 1.0)?.unwrap_or(1.0);
-    match top_p as f32 {
-        0.0 => Err(bad(fields.at("top_p"), format_args!("must be above 0, not {top_p}"))),
+    match fields.number("top_p", &(0.0..=1.0))?.unwrap_or(1.0) {
+        0.0 => Err(bad(fields.at("top_p"), "must be above 0, not 0")),
         top_p => Ok(top_p),
+    }
+}
+
+fn adjustment(fields: &Fields) -> Result<Adjustment, ApiError> {
+    Ok(Adjustment {
+        repetition_penalty: fields.number("repetition_penalty", &REPETITION_PENALTY)?.unwrap_or(1.0),
+        presence_penalty: fields.number("presence_penalty", &PENALTY)?.unwrap_or(0.0),
+        frequency_penalty: fields.number("frequency_penalty", &PENALTY)?.unwrap_or(0.0),
+        logit_bias: logit_bias(fields)?,
+    })
+}
+
+/// Whether its tokens are in the vocabulary is for who knows it.
+fn logit_bias(fields: &Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let param = fields.at("logit_bias");
+    let Some(value) = fields.get("logit_bias") else {
+        return Ok(Vec::new());
+    };
+    let Value::Object(entries) = value else {
+        return Err(bad(param, format_args!("must be an object of biases by token id, not {}", show(value))));
+    };
+    if entries.len() > LOGIT_BIAS_ENTRIES_MAX {
+        let why = format_args!("has {} entries; at most {LOGIT_BIAS_ENTRIES_MAX} are allowed", entries.len());
+        return Err(bad(param, why));
+    }
+    let biases = Fields::within(value, param.clone())?;
+    let bias = |name: &String| {
+        // One spelling a token, so that none is there twice.
+        let token = name.parse::<TokenId>().ok().filter(|token| token.to_string() == *name);
+        let shown = show(&Value::from(name.as_str()));
+        let token = token.ok_or_else(|| bad(param.clone(), format_args!("a name must be a token id, not {shown}")))?;
+        Ok((token, required(biases.number(name, &LOGIT_BIAS)?, biases.at(name))?))
+    };
+    entries.keys().map(bias).collect()
+}
+
+fn chat_logprobs(fields: &Fields) -> Result<Option<u32>, ApiError> {
+    let asked = fields.flag("logprobs")?.unwrap_or(false);
+    let top = fields.whole("top_logprobs", 0, i128::from(TOP_LOGPROBS_MAX))?.unwrap_or(0);
+    match asked {
+        false if top > 0 => Err(bad(fields.at("top_logprobs"), format_args!("{top} needs \"logprobs\": true"))),
+        false => Ok(None),
+        true => Ok(Some(top as u32)),
     }
 }
 

@@ -66,11 +66,31 @@ fn fields_of_the_wrong_kind_or_range_are_named_with_their_value() {
         (json!({"model": 7}), "model", "7"),
         (json!({"model": null}), "model", "missing"),
         (json!({"odd": null}), "odd", "unknown field"),
-        (json!({"n": 2}), "n", "2 is not supported (only 1)"),
+        (json!({"n": 0}), "n", "1 to 128, not 0"),
+        (json!({"n": 129}), "n", "1 to 128, not 129"),
+        (json!({"n": 1e30}), "n", "1e+30"),
         (json!({"n": "1"}), "n", "\"1\""),
-        (json!({"presence_penalty": 0.5}), "presence_penalty", "0.5"),
-        (json!({"frequency_penalty": -1}), "frequency_penalty", "-1"),
-        (json!({"logit_bias": {"5": 1}}), "logit_bias", "an object"),
+        (json!({"min_p": 1.01}), "min_p", "0 to 1, not 1.01"),
+        (json!({"min_p": -0.1}), "min_p", "-0.1"),
+        (json!({"min_p": "NaN"}), "min_p", "\"NaN\""),
+        (json!({"repetition_penalty": 0}), "repetition_penalty", "0.01 to 100, not 0"),
+        (json!({"repetition_penalty": -1}), "repetition_penalty", "-1"),
+        (json!({"repetition_penalty": 1e300}), "repetition_penalty", "not 1000"),
+        (json!({"presence_penalty": 2.5}), "presence_penalty", "-2 to 2, not 2.5"),
+        (json!({"frequency_penalty": -2.5}), "frequency_penalty", "-2.5"),
+        (json!({"frequency_penalty": [1]}), "frequency_penalty", "an array"),
+        (json!({"logit_bias": [1]}), "logit_bias", "an array"),
+        (json!({"logit_bias": {"x": 1}}), "logit_bias", "\"x\""),
+        (json!({"logit_bias": {"-1": 1}}), "logit_bias", "\"-1\""),
+        (json!({"logit_bias": {"05": 1}}), "logit_bias", "\"05\""),
+        (json!({"logit_bias": {"5": 100.5}}), "logit_bias.5", "-100 to 100, not 100.5"),
+        (json!({"logit_bias": {"5": null}}), "logit_bias.5", "missing"),
+        (json!({"logit_bias": {"5": "1"}}), "logit_bias.5", "\"1\""),
+        (
+            json!({"logit_bias": (0..301).map(|t| (t.to_string(), json!(1))).collect::<Map<_, _>>()}),
+            "logit_bias",
+            "301",
+        ),
         (json!({"response_format": {"type": "json_object"}}), "response_format", "text"),
     ];
     for (change, param, words) in cases {
@@ -102,8 +122,11 @@ fn fields_of_one_endpoint_only() {
         (json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]}), "messages[0].content[0].text"),
         (json!({"messages": [{"role": "user", "content": ["x"]}]}), "messages[0].content[0]"),
         (json!({"tools": [{"type": "function"}]}), "tools"),
-        (json!({"logprobs": true}), "logprobs"),
+        (json!({"logprobs": 3}), "logprobs"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
+        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+        (json!({"logprobs": true, "top_logprobs": -1}), "top_logprobs"),
+        (json!({"best_of": 1}), "best_of"),
         (json!({"max_tokens": 5, "max_completion_tokens": 6}), "max_tokens"),
         (json!({"prompt": "x"}), "prompt"),
     ];
@@ -122,8 +145,11 @@ fn fields_of_one_endpoint_only() {
         (json!({"prompt": [4_294_967_296u64]}), "prompt[0]"),
         (json!({"echo": true}), "echo"),
         (json!({"best_of": 2}), "best_of"),
+        (json!({"n": 2, "best_of": 3}), "best_of"),
+        (json!({"top_logprobs": 1}), "top_logprobs"),
         (json!({"suffix": "x"}), "suffix"),
-        (json!({"logprobs": 0}), "logprobs"),
+        (json!({"logprobs": true}), "logprobs"),
+        (json!({"logprobs": 21}), "logprobs"),
         (json!({"max_completion_tokens": 5}), "max_completion_tokens"),
     ];
     for (change, param) in completion_only {
@@ -154,6 +180,27 @@ fn values_at_their_bounds_are_taken() {
     assert_eq!((asked.temperature, asked.top_k, asked.seed, asked.max_tokens), (2.0, 0, Some(u64::MAX), Some(1)));
     assert_eq!(chat(json!({"seed": u64::MAX})).unwrap().seed, Some(u64::MAX));
     assert_eq!(chat(json!({"stop": "a"})).unwrap().stops, StopStrings::new(vec!["a".into()]));
+}
+
+#[test]
+fn what_changes_logits_and_what_is_told_of_tokens_is_read() {
+    let all = json!({"min_p": 1, "repetition_penalty": 0.01, "presence_penalty": 2, "frequency_penalty": -2, "n": 128,
+        "logit_bias": {"5": -100, "0": 100}});
+    for asked in [chat(all.clone()).unwrap(), completion(all).unwrap()] {
+        let mut adjustment = asked.adjustment;
+        adjustment.logit_bias.sort_by_key(|(token, _)| *token);
+        let logit_bias = vec![(0, 100.0), (5, -100.0)];
+        let expected =
+            Adjustment { repetition_penalty: 0.01, presence_penalty: 2.0, frequency_penalty: -2.0, logit_bias };
+        assert_eq!((asked.min_p, adjustment, asked.choices, asked.logprobs), (1.0, expected, 128, None));
+    }
+    let told = |logprobs: Value, top: Value| chat(json!({"logprobs": logprobs, "top_logprobs": top})).unwrap().logprobs;
+    assert_eq!(told(json!(true), json!(null)), Some(0));
+    assert_eq!(told(json!(true), json!(20)), Some(20));
+    assert_eq!(told(json!(false), json!(0)), None);
+    assert_eq!(completion(json!({"logprobs": 0})).unwrap().logprobs, Some(0));
+    assert_eq!(completion(json!({"logprobs": 20})).unwrap().logprobs, Some(20));
+    assert_eq!(completion(json!({"n": 3, "best_of": 3})).unwrap().choices, 3);
 }
 
 #[test]

@@ -50,20 +50,24 @@ impl Stream for Chunks {
         let this = &mut *self;
         if this.phase == Phase::Opening {
             this.phase = Phase::Open;
-            if let Some(opening) = this.head.opening() {
-                return Poll::Ready(Some(Ok(event(&opening).into())));
+            let opening: String = (0..this.head.choices)
+                .filter_map(|choice| this.head.opening(choice))
+                .map(|json| event(&json))
+                .collect();
+            if !opening.is_empty() {
+                return Poll::Ready(Some(Ok(opening.into())));
             }
         }
         while this.phase == Phase::Open {
             let events = match ready!(this.answer.poll_step(context)) {
                 Step::Placed(_) => continue,
-                Step::Text(text) => event(&this.head.text(&text)),
-                Step::Ended(finish) => {
+                Step::More { choice, piece } => event(&this.head.more(choice, &piece)),
+                Step::Ended { choice, finish } => event(&this.head.closing(choice, finish)),
+                Step::Done => {
                     this.phase = Phase::Closed;
                     this.scope.answered(200);
                     let usage = this.head.usage(this.answer.usage());
-                    let usage = usage.as_deref().map(event).unwrap_or_default();
-                    event(&this.head.closing(finish)) + &usage + DONE
+                    usage.as_deref().map(event).unwrap_or_default() + DONE
                 }
                 Step::Failed(error) => {
                     this.phase = Phase::Closed;

@@ -97,6 +97,11 @@ impl Loaded {
         config.engine.context_tokens_max.map_or(context, |most| most.min(context))
     }
 
+    /// Tokens that the model can produce.
+    pub fn vocabulary(&self) -> u32 {
+        self.sizes.vocabulary
+    }
+
     /// What clients see of the model.
     pub fn card(&self, config: &Config) -> ModelCard {
         let created = SystemTime::now().duration_since(UNIX_EPOCH);

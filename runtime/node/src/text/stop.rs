@@ -59,6 +59,11 @@ impl Output {
         self.stopped
     }
 
+    /// What may be the beginning of a stop string, or not.
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
     /// No token follows. True when the last characters completed a stop string.
     pub fn end(&mut self, text: &mut String) -> bool {
         if !self.stopped {

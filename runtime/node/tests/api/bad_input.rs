@@ -69,7 +69,11 @@ async fn fields_that_cannot_be_served() {
         (json!({"max_tokens": -1}), wanted(400, "invalid_value", Some("max_tokens"), "-1")),
         (json!({"max_tokens": 0}), wanted(400, "invalid_value", Some("max_tokens"), "not 0")),
         (json!({"temperature": 9}), wanted(400, "invalid_value", Some("temperature"), "9")),
-        (json!({"n": 2}), wanted(400, "unsupported_value", Some("n"), "only 1")),
+        (json!({"n": 129}), wanted(400, "invalid_value", Some("n"), "1 to 128")),
+        (
+            json!({"logit_bias": {"258": 1}}),
+            wanted(400, "invalid_value", Some("logit_bias.258"), "token 258 is outside"),
+        ),
         (json!({"tools": [{}]}), wanted(400, "unsupported_value", Some("tools"), "an array")),
         (json!({"stop": ["a", "b", "c", "d", "e"]}), wanted(400, "invalid_value", Some("stop"), "5 strings")),
         (json!({"no_such_field": 1}), wanted(400, "unknown_parameter", Some("no_such_field"), "unknown")),

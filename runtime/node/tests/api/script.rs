@@ -10,6 +10,7 @@ use starling::text::{ChatTemplate, TextModel, TokenKind, Tokenizer, TokenizerPar
 use starling_core::ids::{RankId, TokenId};
 use starling_core::rejection::Rejection;
 use starling_core::request::Finish;
+use starling_core::step::Drawn;
 use starling_serving::api::{Placed, StreamEvent, StreamToken, Submission};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +53,16 @@ impl Request {
         self.send(StreamEvent::Tokens(bytes.iter().map(|&byte| token(FIRST_BYTE + TokenId::from(byte))).collect()));
     }
 
+    /// Sends one token for each of these bytes with what the model thought of it: its logprob, and the most probable bytes.
+    pub fn score(&self, scored: &[(u8, f32, &[(u8, f32)])]) {
+        let id = |byte: u8| FIRST_BYTE + TokenId::from(byte);
+        let tokens = scored.iter().map(|(byte, logprob, top)| {
+            let top = top.iter().map(|(byte, logprob)| (id(*byte), *logprob)).collect();
+            StreamToken { drawn: Drawn { top, ..Drawn::new(id(*byte), *logprob) }, cached_tokens: 4 }
+        });
+        self.send(StreamEvent::Tokens(tokens.collect()));
+    }
+
     /// Sends the model's end token, and the end.
     pub fn stop(&self) {
         self.send(StreamEvent::Tokens(vec![token(END)]));
@@ -74,7 +85,7 @@ impl Request {
 }
 
 fn token(token: TokenId) -> StreamToken {
-    StreamToken { token, logprob: 0.0, cached_tokens: 4 }
+    StreamToken { drawn: Drawn::new(token, 0.0), cached_tokens: 4 }
 }
 
 /// Hands each request to the test.

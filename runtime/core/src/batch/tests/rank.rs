@@ -177,7 +177,7 @@ impl Rank {
                 if stream.end.is_none() {
                     assert_eq!(sample.position as usize, known);
                 }
-                sampled.push(Sampled { slice: at as u32, token, logprob: -0.5 });
+                sampled.push(Sampled::new(at, Drawn::new(token, -0.5)));
             }
         }
         self.tell_batch(Input::StepDone { sampled });
@@ -263,7 +263,7 @@ impl Rank {
         let produced = stream.sequence.produced_before as usize + stream.tokens.len();
         assert_eq!(frame.first_position as usize, produced, "no token lost or repeated");
         assert!(!frame.tokens.is_empty() || frame.finished.is_some());
-        stream.tokens.extend(frame.tokens.iter().map(|(token, _)| token));
+        stream.tokens.extend(frame.tokens.iter().map(|drawn| drawn.token));
         stream.cached_tokens.push(frame.cached_tokens);
         assert_eq!(frame.cached_tokens, stream.cached_tokens[0], "preemption does not change what the prompt reused");
         if let Some(finish) = frame.finished {
