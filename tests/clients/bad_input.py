@@ -140,6 +140,10 @@ def numbers_out_of_their_range():
         "top_k": ("x", 1.5, []),
         "seed": ("x", 2**70, 1.5, []),
         "n": (-1, 0, 100_000, "x", 1.5),
+        "min_p": (-0.1, 1.1, "x", []),
+        "repetition_penalty": (0, -1, 10**30, "x"),
+        "presence_penalty": (-2.1, 2.1, "x", {}),
+        "frequency_penalty": (-2.1, 2.1, "x", True),
     }
     for param, values in ranges.items():
         for value in values:
@@ -161,6 +165,19 @@ def fields_of_the_wrong_type():
         ("response_format", 5),
     ):
         refused(CHAT, chat(**{param: value}), param=param)
+
+
+@suite.check
+def biases_and_log_probabilities_that_cannot_be():
+    for bias in ({"x": 1}, {"-1": 1}, {"05": 1}, {"5": 101}, {"5": "1"}, {"5": None}, {str(2**31): 1}, {"9" * 30: 1}, [], 5):
+        refused(CHAT, chat(logit_bias=bias), param="logit_bias")
+        refused(COMPLETIONS, completion(logit_bias=bias), param="logit_bias")
+    refused(CHAT, chat(logit_bias={str(token): 1 for token in range(301)}), param="logit_bias")
+    for top in (-1, 21, 1.5, "x"):
+        refused(CHAT, chat(logprobs=True, top_logprobs=top), param="top_logprobs")
+        refused(COMPLETIONS, completion(logprobs=top), param="logprobs")
+    refused(CHAT, chat(top_logprobs=3), param="top_logprobs")
+    refused(COMPLETIONS, completion(n=2, best_of=3), param="best_of")
 
 
 @suite.check

@@ -151,6 +151,67 @@ def a_stop_string_ends_the_answer_and_is_not_in_it():
 
 
 @suite.check
+def choices_come_under_their_index_and_share_the_prompt():
+    asked = {"model": MODEL, "messages": user("Name a colour and an animal that has it."), "max_tokens": 8}
+    asked |= {"temperature": 1.2, "seed": 3}
+    whole = CLIENT.chat.completions.create(**asked, n=3)
+    equal([choice.index for choice in whole.choices], [0, 1, 2], "indices")
+    alone = CLIENT.chat.completions.create(**asked)
+    equal(whole.choices[0].message.content, alone.choices[0].message.content, "the first choice")
+    equal(whole.usage.prompt_tokens, alone.usage.prompt_tokens, "prompt tokens")
+    texts, ends = [""] * 3, [None] * 3
+    for chunk in CLIENT.chat.completions.create(**asked, n=3, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+    equal(texts, [choice.message.content for choice in whole.choices], "streamed texts")
+    equal(ends, [choice.finish_reason for choice in whole.choices], "finish reasons")
+
+
+@suite.check
+def log_probabilities_are_told_of_each_token():
+    asked = {"model": MODEL, "messages": user("Count to five."), "max_tokens": 6, "temperature": 0}
+    answer = CLIENT.chat.completions.create(**asked, logprobs=True, top_logprobs=4)
+    content = answer.choices[0].logprobs.content
+    said = b"".join(bytes(token.bytes) for token in content).decode(errors="replace")
+    equal(said, answer.choices[0].message.content, "tokens")
+    for token in content:
+        equal(len(token.top_logprobs), 4, "alternatives")
+        true(all(other.logprob <= token.top_logprobs[0].logprob <= 0 for other in token.top_logprobs), f"{token}")
+        equal(bytes(token.bytes).decode(errors="replace"), token.token, "bytes")
+    streamed = []
+    for chunk in CLIENT.chat.completions.create(**asked, logprobs=True, top_logprobs=4, stream=True):
+        for choice in chunk.choices:
+            streamed += choice.logprobs.content if choice.logprobs else []
+    equal(streamed, content, "streamed")
+    told = CLIENT.completions.create(model=MODEL, prompt="One two three", max_tokens=5, temperature=0, logprobs=2)
+    text, logprobs = told.choices[0].text, told.choices[0].logprobs
+    # What the timed engine says is cut anywhere, also within characters.
+    if ENGINE == "cpu":
+        equal("".join(logprobs.tokens), text, "tokens of a completion")
+        placed = zip(logprobs.text_offset, logprobs.tokens)
+        true(all(text[at:].startswith(token) for at, token in placed), f"offsets {logprobs.text_offset}")
+    true(all(2 <= len(top) <= 3 for top in logprobs.top_logprobs), f"{logprobs.top_logprobs}")
+
+
+@suite.check
+def penalties_and_biases_change_the_answer_and_seeds_do_not_wear_off():
+    def ask(**more):
+        answer = CLIENT.chat.completions.create(
+            model=MODEL, messages=user("Say the word tree again and again."), max_tokens=10, temperature=0.7, seed=5, **more
+        )
+        return answer.choices[0].message.content
+
+    for more in (
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": 1.5},
+        {"extra_body": {"repetition_penalty": 1.5, "min_p": 0.1}},
+        {"logit_bias": {"100": 5}},
+    ):
+        equal(ask(**more), ask(**more), f"the same with {more}")
+
+
+@suite.check
 def a_wrong_value_is_refused_with_the_name_of_its_parameter():
     equal(refused(openai.BadRequestError, max_tokens=-1).param, "max_tokens", "param")
     equal(refused(openai.BadRequestError, temperature=9).param, "temperature", "param")

@@ -28,6 +28,8 @@ pub struct Chat<'a> {
     pub messages: Vec<Value>,
     pub conversation: &'a str,
     pub max_tokens: u32,
+    /// Further fields of the body, which go before all others.
+    pub with: Value,
     /// The rank that it must run on.
     pub rank: Option<u32>,
     /// The trace that it belongs to.
@@ -37,7 +39,7 @@ pub struct Chat<'a> {
 impl<'a> Chat<'a> {
     pub fn new(conversation: &'a str, text: &str) -> Self {
         let messages = vec![json!({ "role": "user", "content": text })];
-        Self { messages, conversation, max_tokens: 8, rank: None, traceparent: None }
+        Self { messages, conversation, max_tokens: 8, with: json!({}), rank: None, traceparent: None }
     }
 
     /// The next turn: the answer, and something more.
@@ -57,8 +59,11 @@ impl Client {
     }
 
     fn request(&self, chat: &Chat<'_>, stream: bool) -> reqwest::RequestBuilder {
-        let body = json!({ "model": MODEL, "messages": chat.messages, "max_tokens": chat.max_tokens, "temperature": 0,
+        let mut body = json!({ "model": MODEL, "messages": chat.messages, "max_tokens": chat.max_tokens, "temperature": 0,
             "stream": stream });
+        for (name, value) in chat.with.as_object().unwrap() {
+            body[name] = value.clone();
+        }
         let request = self.http.post(format!("{}/v1/chat/completions", self.api)).json(&body);
         let request = request.header("x-starling-conversation", chat.conversation);
         let request = match chat.traceparent {

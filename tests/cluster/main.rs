@@ -4,6 +4,7 @@
 //! test waits for it looks at until it is so, within `process::LIMIT`; nothing here measures time.
 
 mod alone;
+mod choices;
 mod client;
 mod mesh;
 mod metrics;
