@@ -2,6 +2,7 @@
 //!
 //! Knows no users, no actors and no async runtime. A backend is driven by one OS thread.
 
+pub mod calibrate;
 pub mod check;
 pub mod cpu;
 pub mod dequant;
