@@ -2,6 +2,7 @@
 
 pub mod api;
 pub mod assembly;
+pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod fetch;

@@ -1,8 +1,11 @@
 //! The commands that run nodes or talk to them, from the configuration to the exit code.
 
+mod bench;
 mod child;
 mod cluster;
 mod folder;
+
+pub use bench::bench;
 
 use cluster::ClusterError;
 

@@ -154,9 +154,10 @@ impl Turn {
 }
 
 /// The message of an error body; the body itself when it is none.
-fn message_of(body: &str) -> String {
+pub fn message_of(body: &str) -> String {
     let parsed: Option<Value> = serde_json::from_str(body).ok();
-    let message = parsed.and_then(|value| value["error"]["message"].as_str().map(str::to_owned));
+    let message = parsed.as_ref().and_then(|value| value["error"]["message"].as_str().map(str::to_owned));
+    let message = message.or_else(|| parsed?["message"].as_str().map(str::to_owned));
     message.unwrap_or_else(|| body.trim().chars().take(200).collect())
 }
 
@@ -165,13 +166,16 @@ const LINE_BYTES_MAX: usize = 1 << 20;
 
 /// Cuts server-sent events out of the bytes of a stream.
 #[derive(Default)]
-struct Lines {
+pub struct Lines {
     rest: Vec<u8>,
 }
 
 impl Lines {
     /// The data of the events that `bytes` completes.
-    fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, ClientError> {
+    ///
+    /// # Errors
+    /// A line that is too long or no text.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, ClientError> {
         self.rest.extend_from_slice(bytes);
         let mut events = Vec::new();
         let mut start = 0;

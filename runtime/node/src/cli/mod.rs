@@ -1,5 +1,6 @@
 //! The command line: what can be said, and what it means for the configuration. Running it is the binary's part.
 
+pub mod bench;
 pub mod cert;
 pub mod client;
 pub mod demo;
@@ -48,6 +49,9 @@ pub enum Command {
     /// Serves a model until a signal to stop, which drains.
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Serve),
+    /// Sends a load to an OpenAI-compatible server and measures its answers.
+    #[command(after_help = bench::EXAMPLES)]
+    Bench(Box<bench::Bench>),
     /// Shows the members of a cluster as one of its nodes sees them.
     #[command(after_help = NODES_EXAMPLES)]
     Nodes {

@@ -57,7 +57,7 @@ pub async fn ask(admin: &str) -> Result<ClusterReport, NodesError> {
 }
 
 /// The cause of causes: "connection refused" rather than "error sending request".
-fn innermost(error: &dyn std::error::Error) -> String {
+pub fn innermost(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), innermost)
 }
 
