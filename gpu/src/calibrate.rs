@@ -126,7 +126,7 @@ impl Calibration {
     ///
     /// # Errors
     /// A step failed.
-    pub fn measure(&self, backend: &mut impl Backend, mut done: impl FnMut()) -> Result<StepTimes, CalibrateError> {
+    pub fn measure(&self, backend: &mut dyn Backend, mut done: impl FnMut()) -> Result<StepTimes, CalibrateError> {
         let mut out = Vec::new();
         let mut run = |slices| -> Result<f64, StepError> {
             let step = Step { slices };

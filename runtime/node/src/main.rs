@@ -14,6 +14,7 @@ fn main() -> ExitCode {
         Command::Up(up) => Ok(starling::run::up(up)),
         Command::Serve(serve) => Ok(starling::run::serve(serve)),
         Command::Bench(bench) => Ok(starling::run::bench(bench)),
+        Command::Calibrate(calibrate) => Ok(starling::run::calibrate(calibrate)),
         Command::Nodes { admin } => Ok(starling::run::nodes(admin)),
         Command::Cert(cert) => Ok(starling::run::cert(&cert.command)),
         Command::Config(config) => config.command.run(&mut stdout),

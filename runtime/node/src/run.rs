@@ -1,11 +1,13 @@
 //! The commands that run nodes or talk to them, from the configuration to the exit code.
 
 mod bench;
+mod calibrate;
 mod child;
 mod cluster;
 mod folder;
 
 pub use bench::bench;
+pub use calibrate::calibrate;
 
 use cluster::ClusterError;
 

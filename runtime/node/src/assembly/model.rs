@@ -86,6 +86,21 @@ impl Loaded {
         Err(LoadError::KvMemory { memory, tokens, context, block_tokens, block_bytes: self.block_bytes })
     }
 
+    /// Bytes of one KV block of one rank.
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// What a backend of this model must be given.
+    pub fn bounds(&self, config: &Config) -> Bounds {
+        Bounds {
+            blocks: self.blocks(config),
+            block_tokens: config.engine.block_tokens,
+            vocabulary: self.sizes.vocabulary,
+            context: self.sizes.context,
+        }
+    }
+
     /// KV blocks of one rank.
     pub fn blocks(&self, config: &Config) -> u32 {
         u32::try_from(config.engine.kv_memory.bytes() / self.block_bytes.max(1)).unwrap_or(u32::MAX)
@@ -139,12 +154,7 @@ impl Loaded {
         let vocabulary = self.sizes.vocabulary;
         let silent = |token: &TokenId| tokenizer.is_control(*token) || tokenizer.ends().contains(token);
         TimedConfig {
-            bounds: Bounds {
-                blocks: self.blocks(config),
-                block_tokens: config.engine.block_tokens,
-                vocabulary: self.sizes.vocabulary,
-                context: self.sizes.context,
-            },
+            bounds: self.bounds(config),
             prefill_per_token: config.engine.timed.prefill_per_token.duration(),
             decode_per_step: config.engine.timed.decode_per_step.duration(),
             decode_per_sequence: config.engine.timed.decode_per_sequence.duration(),

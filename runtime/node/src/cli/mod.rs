@@ -1,6 +1,7 @@
 //! The command line: what can be said, and what it means for the configuration. Running it is the binary's part.
 
 pub mod bench;
+pub mod calibrate;
 pub mod cert;
 pub mod client;
 pub mod demo;
@@ -52,6 +53,9 @@ pub enum Command {
     /// Sends a load to an OpenAI-compatible server and measures its answers.
     #[command(after_help = bench::EXAMPLES)]
     Bench(Box<bench::Bench>),
+    /// Measures how long the model's steps take on this machine, as the engine `timed` is told.
+    #[command(after_help = calibrate::EXAMPLES)]
+    Calibrate(calibrate::Calibrate),
     /// Shows the members of a cluster as one of its nodes sees them.
     #[command(after_help = NODES_EXAMPLES)]
     Nodes {
