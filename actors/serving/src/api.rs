@@ -2,6 +2,7 @@
 
 use starling_actors::TraceContext;
 use starling_core::ids::{ConversationKey, RankId, TokenId};
+use starling_core::kv::identity::PromptKeys;
 use starling_core::rejection::Rejection;
 use starling_core::request::{Finish, Generation};
 use starling_core::round::Explicit;
@@ -12,6 +13,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Submission {
     pub prompt: Arc<[TokenId]>,
+    /// Of the prompt's leading blocks, where they are known already.
+    pub keys: PromptKeys,
     pub generation: Generation,
     /// Keyed hash of (tenant, conversation name); turns of one conversation return to the rank that holds its prefix.
     pub conversation: Option<ConversationKey>,

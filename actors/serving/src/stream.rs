@@ -123,6 +123,7 @@ impl TokenStream {
         let submission = ingress::Submission {
             ticket,
             prompt: Arc::clone(&self.submission.prompt),
+            keys: self.submission.keys.clone(),
             produced: self.produced.clone(),
             generation: self.submission.generation.clone(),
             conversation: self.submission.conversation,

@@ -12,7 +12,7 @@
 use crate::admission::HEAD_TOKENS;
 use crate::batch::{Frame, Sequence};
 use crate::ids::{Attempt, AttemptKey, ConversationKey, Incarnation, RankId, RequestKey, RequestNumber, TokenId};
-use crate::kv::identity::{Scope, truncated_chain};
+use crate::kv::identity::{PromptKeys, Scope};
 use crate::rejection::Rejection;
 use crate::request::{Finish, Generation};
 use crate::round::{Arrival, Chain, Entry, Explicit};
@@ -60,6 +60,8 @@ impl Default for Config {
 pub struct Submission {
     pub ticket: Ticket,
     pub prompt: Arc<[TokenId]>,
+    /// Of the prompt's leading blocks; what is missing is computed when it is asked for.
+    pub keys: PromptKeys,
     /// Tokens that the client already has: more than none when a stream goes on after its ingress failed.
     pub produced: Vec<TokenId>,
     pub generation: Generation,
@@ -611,7 +613,7 @@ fn arrival(key: RequestKey, submission: &Submission, probe_block_tokens: Option<
         let reusable = &prompt[..prompt.len().saturating_sub(1)];
         let scope = Scope { tenant: submission.tenant, adapter: None };
         arrival.head = prompt.iter().take(HEAD_TOKENS).copied().collect();
-        arrival.chain = Chain::thinned(&truncated_chain(&scope, reusable, block_tokens));
+        arrival.chain = Chain::thinned(&submission.keys.truncated(&scope, reusable, block_tokens));
     }
     arrival
 }

@@ -4,6 +4,7 @@ use crate::draw::Draw;
 use crate::rank::{Rank, VOCABULARY, next_token};
 use starling_core::ids::{AttemptKey, ClusterId, ConversationKey, Epoch, Incarnation, RankId, Round, TokenId};
 use starling_core::ingress::{self, Submission, Ticket};
+use starling_core::kv::identity::PromptKeys;
 use starling_core::replica::{self, Decision, Replica};
 use starling_core::request::{Finish, Generation};
 use starling_core::round::{self, Entry, Member, RankSnapshot, View};
@@ -232,6 +233,7 @@ impl Simulation {
         let submission = Submission {
             ticket: Ticket(ticket),
             prompt: Arc::from(prompt.as_slice()),
+            keys: PromptKeys::default(),
             produced: Vec::new(),
             generation: Generation { max_new_tokens, ..Generation::default() },
             conversation: Some(ConversationKey(u128::from(conversation))),

@@ -2,6 +2,7 @@
 
 use starling_actors::{ActorError, NodeName, TraceContext};
 use starling_core::ids::{ConversationKey, RankId, TokenId};
+use starling_core::kv::identity::PromptKeys;
 use starling_core::request::Generation;
 use starling_core::step::{Drawn, Sampled, Step};
 use starling_core::{batch, ingress, kv, placement, replica, round};
@@ -139,6 +140,7 @@ pub fn backends(settings: &Settings, gate: &Arc<Gate>) -> Arc<dyn Backends> {
 pub fn submission(prompt: &[TokenId], tokens: u32, conversation: Option<u128>) -> Submission {
     Submission {
         prompt: Arc::from(prompt),
+        keys: PromptKeys::default(),
         generation: Generation { max_new_tokens: tokens, ..Generation::default() },
         conversation: conversation.map(ConversationKey),
         explicit: None,

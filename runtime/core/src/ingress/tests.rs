@@ -1,10 +1,12 @@
 use super::*;
+use crate::kv::identity::{chain, truncated_chain};
 use proptest::prelude::*;
 
 fn submission(ticket: u64, produced: Vec<TokenId>) -> Box<Submission> {
     Box::new(Submission {
         ticket: Ticket(ticket),
         prompt: Arc::from([1, 2, 3]),
+        keys: PromptKeys::default(),
         produced,
         generation: Generation { max_new_tokens: 8, stop_tokens: vec![99], ..Generation::default() },
         conversation: None,
@@ -98,6 +100,27 @@ fn where_the_policy_probes_arrivals_carry_the_keys_of_all_but_the_last_token() {
     let prompt: Vec<TokenId> = (0..6).collect();
     let scope = Scope { tenant: 0, adapter: None };
     assert_eq!(arrival.chain.hashes[0], truncated_chain(&scope, &prompt, 2)[2]);
+}
+
+#[test]
+fn keys_that_come_with_a_prompt_are_announced_and_not_computed_again() {
+    let mut rig = Rig::new(Config { probe_block_tokens: Some(2), ..Config::default() });
+    let mut announced = |ticket, keys| {
+        let prompt = (0..9).collect();
+        let out = rig.put(Input::Submit(Box::new(Submission { prompt, keys, ..*submission(ticket, vec![]) })));
+        let [Effect::Announce(Entry::Arrival(arrival))] = &out[..] else { panic!("{out:?}") };
+        arrival.chain.clone()
+    };
+    let keys = |tenant, block_tokens, blocks: usize| {
+        let prompt: Vec<TokenId> = (0..9).collect();
+        let keys = chain(&Scope { tenant, adapter: None }, &prompt, block_tokens);
+        PromptKeys { block_tokens, keys: keys[..blocks].into() }
+    };
+    let computed = announced(1, PromptKeys::default());
+    assert_eq!(announced(2, keys(0, 2, 4)), computed);
+    assert_eq!(announced(3, keys(0, 2, 1)), computed, "the rest of the chain goes on from what is known");
+    assert_eq!(announced(4, keys(0, 4, 2)), computed, "keys of other blocks say nothing");
+    assert_ne!(announced(5, keys(9, 2, 4)), computed, "keys are taken as they come");
 }
 
 #[test]

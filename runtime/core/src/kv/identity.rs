@@ -6,6 +6,7 @@
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::sync::Arc;
 
 /// First byte of everything hashed here: what kind of thing follows.
 const TAG_SCOPE: u8 = 1;
@@ -79,16 +80,44 @@ impl fmt::Debug for BlockKey {
 
 /// The keys of all full blocks of `tokens`, in order. A block size of 0 has no blocks.
 pub fn chain(scope: &Scope, tokens: &[TokenId], block_tokens: u32) -> Vec<BlockKey> {
+    chain_after(&[], scope, tokens, block_tokens)
+}
+
+/// As [`chain`], where the keys of the first blocks are `known`; of more than there are blocks the rest is left out.
+///
+/// # Cost
+/// One hash a block that is not known.
+pub fn chain_after(known: &[BlockKey], scope: &Scope, tokens: &[TokenId], block_tokens: u32) -> Vec<BlockKey> {
     if block_tokens == 0 {
         return Vec::new();
     }
-    let mut parent = scope.root();
-    let mut keys = Vec::with_capacity(tokens.len() / block_tokens as usize);
-    for block in tokens.chunks_exact(block_tokens as usize) {
+    let blocks = tokens.len() / block_tokens as usize;
+    let known = &known[..known.len().min(blocks)];
+    let mut keys = Vec::with_capacity(blocks);
+    keys.extend_from_slice(known);
+    let mut parent = known.last().copied().unwrap_or_else(|| scope.root());
+    for block in tokens.chunks_exact(block_tokens as usize).skip(known.len()) {
         parent = parent.child(block);
         keys.push(parent);
     }
     keys
+}
+
+/// The keys of a prompt's leading blocks, where whoever hands the prompt in has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptKeys {
+    /// 0 where there are none.
+    pub block_tokens: u32,
+    pub keys: Arc<[BlockKey]>,
+}
+
+impl PromptKeys {
+    /// [`truncated_chain`] of `tokens`, a prefix of the prompt. Blocks of another size, or that no key is there for, are
+    /// hashed.
+    pub fn truncated(&self, scope: &Scope, tokens: &[TokenId], block_tokens: u32) -> Vec<u64> {
+        let known = if self.block_tokens == block_tokens { &*self.keys } else { &[] };
+        chain_after(known, scope, tokens, block_tokens).iter().map(BlockKey::truncated).collect()
+    }
 }
 
 /// The chain as it travels with a request for probing.
@@ -148,6 +177,29 @@ mod tests {
         let key = chain(&BASE, &tokens, 100)[0];
         assert_eq!(key.0, *blake3::hash(&block).as_bytes());
         assert_eq!(key.truncated().to_le_bytes(), key.0[..8]);
+    }
+
+    #[test]
+    fn a_chain_goes_on_from_any_of_its_keys() {
+        let tokens: Vec<u32> = (0..77).collect();
+        let whole = chain(&BASE, &tokens, 16);
+        for known in 0..=whole.len() {
+            assert_eq!(chain_after(&whole[..known], &BASE, &tokens, 16), whole);
+        }
+        assert_eq!(chain_after(&whole, &BASE, &tokens[..40], 16), whole[..2]);
+        assert_eq!(chain_after(&whole, &BASE, &tokens, 0), []);
+        // What is known is taken and not hashed again.
+        let other = chain(&Scope { tenant: 8, adapter: None }, &tokens, 16);
+        assert_eq!(chain_after(&other[..3], &BASE, &tokens, 16), other);
+    }
+
+    #[test]
+    fn keys_of_another_block_size_are_not_taken() {
+        let tokens: Vec<u32> = (0..77).collect();
+        let keys = |block_tokens| PromptKeys { block_tokens, keys: chain(&BASE, &tokens, block_tokens).into() };
+        for given in [keys(8), keys(16), PromptKeys::default()] {
+            assert_eq!(given.truncated(&BASE, &tokens[..76], 16), truncated_chain(&BASE, &tokens[..76], 16));
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use starling_core::ids::{ConversationKey, TokenId};
+use starling_core::kv::identity::PromptKeys;
 use starling_core::rejection::Rejection;
 use starling_core::request::{Finish, Generation, Sampling};
 use starling_serving::api::{Placed, Submission};
@@ -164,6 +165,7 @@ fn submissions(
     let own = (asked.choices > 1).then(|| ConversationKey(shared.mint.number()));
     let first = Submission {
         prompt: prepared.prompt.into(),
+        keys: PromptKeys::default(),
         generation: Generation {
             sampling: Sampling {
                 temperature: asked.temperature,
