@@ -3,9 +3,10 @@
 //! A template is rendered twice. The first rendering is the prompt. In the second each text that somebody wrote is replaced
 //! by one private character, so whatever else is in the result is the template's own. Both must agree once the private
 //! characters are replaced by what they stand for; a template that looks into texts or rewrites them makes them differ,
-//! and its prompt is refused rather than guessed at. White space around texts, and the names of user-defined tokens within
-//! them (`</think>`), stay visible to the template, since templates do trim and split there.
+//! and its prompt is refused rather than guessed at. White space around texts, and user-defined tokens within them that the
+//! template names (`</think>`), stay visible to it, since templates do trim and split there.
 
+use super::marks::Marks;
 use super::model::TextError;
 use super::tokenizer::Tokenizer;
 use minijinja::syntax::SyntaxConfig;
@@ -82,6 +83,7 @@ pub enum ChatError {
 /// A model's chat template, compiled.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    visible: Marks,
     knows_developer: bool,
     knows_tool: bool,
     begin: String,
@@ -93,10 +95,11 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// When the source is not a template.
-    pub fn new(source: String, begin: String, end: String) -> Result<Self, TextError> {
+    pub fn new(source: String, tokenizer: &Tokenizer, begin: String, end: String) -> Result<Self, TextError> {
         if let Some(char) = source.chars().find(|&char| char as u32 >= STAND_IN_FIRST) {
             return Err(TextError::Template(format!("it holds the private character {char:?}")));
         }
+        let visible = tokenizer.user_defined_named_in(&source)?;
         let knows = |word| source.contains(word);
         let (knows_developer, knows_tool) = (knows("developer"), knows("tool"));
         let mut environment = Environment::new();
@@ -106,7 +109,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_template_owned(TEMPLATE, source).map_err(|error| TextError::Template(describe(&error)))?;
-        Ok(Self { environment, knows_developer, knows_tool, begin, end })
+        Ok(Self { environment, visible, knows_developer, knows_tool, begin, end })
     }
 
     /// Renders `messages` and the opening of the answer.
@@ -115,9 +118,12 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// When the template does not take the messages, or takes them apart.
-    pub fn render(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Vec<Piece>, ChatError> {
+    ///
+    /// # Cost
+    /// Linear in all texts, whatever of them was rendered before.
+    pub fn render(&self, messages: &[Message]) -> Result<Vec<Piece>, ChatError> {
         let roles = messages.iter().map(|message| self.role(message.role)).collect::<Result<Vec<_>, _>>()?;
-        let mut texts = Texts { tokenizer, stood_for: Vec::new() };
+        let mut texts = Texts { visible: &self.visible, stood_for: Vec::new() };
         let mut plain = Vec::with_capacity(messages.len());
         let mut masked = Vec::with_capacity(messages.len());
         for (message, role) in messages.iter().zip(roles) {
@@ -183,17 +189,18 @@ fn describe(error: &Error) -> String {
 
 /// The texts that stand-ins stand for.
 struct Texts<'a> {
-    tokenizer: &'a Tokenizer,
+    visible: &'a Marks,
     stood_for: Vec<String>,
 }
 
 impl Texts<'_> {
-    /// Replaces all of `text` but white space at ends and user-defined tokens.
+    /// Replaces all of `text` but white space at ends and visible tokens.
     fn mask(&mut self, text: &str) -> String {
         let mut masked = String::new();
         let mut from = 0;
         let end = text.len()..text.len();
-        for visible in self.tokenizer.user_defined_in(text).into_iter().chain(once(end)) {
+        let visible = self.visible;
+        for visible in visible.find(text).map(|(range, _)| range).chain(once(end)) {
             let hidden = &text[from..visible.start];
             let core = hidden.trim();
             if core.is_empty() {

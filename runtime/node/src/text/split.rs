@@ -51,10 +51,15 @@ impl Splitter {
                 plain("[0-9][0-9][0-9]"),
             ],
             "llama-bpe" | "llama3" | "llama-v3" => vec![words(LLAMA3_WORDS, true)],
-            "qwen2" => vec![words(QWEN2_WORDS, true)],
+            "qwen2" | "deepseek-r1-qwen" => vec![words(QWEN2_WORDS, true)],
             _ => return None,
         };
         Some(Self { passes })
+    }
+
+    /// Whether the rules of a name take a word that is a token as it is, without merging.
+    pub fn takes_whole_words(name: &str) -> bool {
+        matches!(name, "llama-bpe" | "llama3" | "llama-v3")
     }
 
     /// Calls `word` with each piece of `text`, in order; together they are all of it.

@@ -1,3 +1,4 @@
+use super::prompt::PromptText;
 use super::*;
 use starling_core::ids::TokenId;
 use starling_gpu::gguf::Gguf;
@@ -8,7 +9,7 @@ const END: TokenId = 1;
 const THINK_END: TokenId = 2;
 const FIRST_BYTE: TokenId = 3;
 
-const CHATML: &str = "{% for message in messages %}\
+pub(super) const CHATML: &str = "{% for message in messages %}\
     {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
@@ -17,7 +18,7 @@ fn bytes_tokenizer() -> Tokenizer {
     Tokenizer::new(bytes_parts()).unwrap()
 }
 
-fn bytes_parts() -> TokenizerParts {
+pub(super) fn bytes_parts() -> TokenizerParts {
     let alphabet = bytes::ByteAlphabet::new();
     let special = ["<|im_start|>", "<|im_end|>", "</think>"].map(String::from);
     let bytes = (0..=255u8).map(|byte| alphabet.letter(byte).to_string());
@@ -26,30 +27,38 @@ fn bytes_parts() -> TokenizerParts {
     TokenizerParts {
         tokens: special.into_iter().chain(bytes).collect(),
         kinds,
-        merges: Vec::new(),
-        pre_tokenizer: "gpt-2".into(),
+        rules: Rules::Merges { merges: Vec::new(), pre_tokenizer: "gpt-2".into() },
         begin: Some(BEGIN),
         adds_begin: false,
+        unknown: None,
         ends: vec![END],
+        takes_space_before: Vec::new(),
+        takes_space_behind: Vec::new(),
     }
+}
+
+/// The merges and the pre-tokenizer's name of parts that have them.
+fn merging(parts: &mut TokenizerParts) -> (&mut Vec<String>, &mut String) {
+    let Rules::Merges { merges, pre_tokenizer } = &mut parts.rules else { panic!("other rules") };
+    (merges, pre_tokenizer)
 }
 
 fn byte_tokens(text: &str) -> Vec<TokenId> {
     text.bytes().map(|byte| FIRST_BYTE + TokenId::from(byte)).collect()
 }
 
-fn said(role: Role, content: &str) -> Message {
+pub(super) fn said(role: Role, content: &str) -> Message {
     Message { role, content: content.into(), name: None }
 }
 
 fn template(source: &str) -> ChatTemplate {
-    ChatTemplate::new(source.into(), "<|im_start|>".into(), "<|im_end|>".into()).unwrap()
+    ChatTemplate::new(source.into(), &bytes_tokenizer(), "<|im_start|>".into(), "<|im_end|>".into()).unwrap()
 }
 
 /// Tokens of one user's message under a template.
 fn chat(source: &str, content: &str) -> Result<Vec<TokenId>, ChatError> {
     let tokenizer = bytes_tokenizer();
-    let pieces = template(source).render(&[said(Role::User, content)], &tokenizer)?;
+    let pieces = template(source).render(&[said(Role::User, content)])?;
     Ok(tokenizer.encode_pieces(&pieces).unwrap())
 }
 
@@ -120,7 +129,7 @@ fn a_template_that_spells_control_tokens_around_content_gets_none() {
 fn names_are_content_too() {
     let tokenizer = bytes_tokenizer();
     let named = Message { name: Some("<|im_end|>".into()), ..said(Role::User, "a") };
-    let pieces = template("{{ messages[0].name + messages[0].content }}").render(&[named], &tokenizer).unwrap();
+    let pieces = template("{{ messages[0].name + messages[0].content }}").render(&[named]).unwrap();
     assert!(controls(&tokenizer.encode_pieces(&pieces).unwrap()).is_empty());
 }
 
@@ -130,18 +139,17 @@ fn text_between_control_tokens_is_encoded_as_one() {
     let mut parts = bytes_parts();
     parts.tokens.push("ĊĊ".into());
     parts.kinds.push(TokenKind::Text);
-    parts.merges.push("Ċ Ċ".into());
+    merging(&mut parts).0.push("Ċ Ċ".into());
     let both = parts.tokens.len() as TokenId - 1;
     let tokenizer = Tokenizer::new(parts).unwrap();
-    let pieces = template(CHATML).render(&[said(Role::User, "\n")], &tokenizer).unwrap();
+    let pieces = template(CHATML).render(&[said(Role::User, "\n")]).unwrap();
     let tokens = tokenizer.encode_pieces(&pieces).unwrap();
     assert_eq!(tokens[..6], [vec![BEGIN], byte_tokens("user"), vec![both]].concat());
 }
 
 #[test]
 fn roles_a_template_does_not_know() {
-    let tokenizer = bytes_tokenizer();
-    let render = |source: &str, role| template(source).render(&[said(role, "x")], &tokenizer);
+    let render = |source: &str, role| template(source).render(&[said(role, "x")]);
     let whole = |pieces: Vec<Piece>| -> String {
         pieces.into_iter().map(|(Piece::Template(text) | Piece::Content(text))| text).collect()
     };
@@ -162,7 +170,7 @@ fn a_templates_own_refusal_reaches_the_client() {
 #[test]
 fn templates_are_checked_when_they_are_read() {
     for source in ["{% if %}", "{{ unclosed", "\u{100000}"] {
-        let made = ChatTemplate::new(source.into(), String::new(), String::new());
+        let made = ChatTemplate::new(source.into(), &bytes_tokenizer(), String::new(), String::new());
         assert!(matches!(made, Err(TextError::Template(_))), "{source:?}");
     }
 }
@@ -181,11 +189,11 @@ fn parts_that_contradict_one_another_are_refused() {
         change(&mut parts);
         Tokenizer::new(parts).err().map(|error| error.to_string()).unwrap_or_default()
     };
-    assert!(broken(|parts| parts.pre_tokenizer = "odd".into()).contains("\"odd\""));
+    assert!(broken(|parts| *merging(parts).1 = "odd".into()).contains("\"odd\""));
     assert!(broken(|parts| parts.kinds.truncate(5)).contains("5 token types"));
     assert!(broken(|parts| parts.ends = vec![9_999]).contains("token 9999"));
-    assert!(broken(|parts| parts.merges = vec!["onlyone".into()]).contains("onlyone"));
-    assert!(broken(|parts| parts.merges = vec!["no such".into()]).contains("merges do not fit"));
+    assert!(broken(|parts| *merging(parts).0 = vec!["onlyone".into()]).contains("onlyone"));
+    assert!(broken(|parts| *merging(parts).0 = vec!["no such".into()]).contains("merges do not fit"));
     assert!(broken(|parts| parts.tokens.clear()).contains("0 tokens"));
 }
 
@@ -207,9 +215,14 @@ fn the_begin_token_is_added_once() {
     let mut parts = bytes_parts();
     parts.adds_begin = true;
     let tokenizer = Tokenizer::new(parts).unwrap();
-    assert_eq!(tokenizer.with_begin(vec![9]), [BEGIN, 9]);
-    assert_eq!(tokenizer.with_begin(vec![BEGIN, 9]), [BEGIN, 9]);
-    assert_eq!(bytes_tokenizer().with_begin(vec![9]), [9]);
+    let prompt = |text: &str| tokenizer.prompt_text(&[Piece::Template(text.into())]);
+    assert_eq!(tokenizer.begin_of(&prompt("a")), Some(BEGIN));
+    assert_eq!(tokenizer.begin_of(&prompt("a<|im_start|>")), Some(BEGIN));
+    assert_eq!(tokenizer.begin_of(&prompt("<|im_start|>a")), None);
+    assert_eq!(tokenizer.begin_of(&PromptText::plain("<|im_start|>a".into())), Some(BEGIN));
+    assert_eq!(bytes_tokenizer().begin_of(&prompt("a")), None);
+    let model = TextModel { tokenizer, template: None };
+    assert_eq!(model.encode_text("a").unwrap(), [vec![BEGIN], byte_tokens("a")].concat());
 }
 
 #[test]

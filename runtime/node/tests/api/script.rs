@@ -6,7 +6,7 @@ use starling::api::metrics::{ApiMetrics, End, Endpoint, Usage};
 use starling::api::{
     Api, Check, Drained, Engine, Events, Health, ModelCard, NoTrace, ServeLimits, Settings, router, serve,
 };
-use starling::text::{ChatTemplate, TextModel, TokenKind, Tokenizer, TokenizerParts};
+use starling::text::{ChatTemplate, Rules, TextModel, TokenKind, Tokenizer, TokenizerParts};
 use starling_core::ids::{RankId, TokenId};
 use starling_core::rejection::Rejection;
 use starling_core::request::Finish;
@@ -277,19 +277,20 @@ pub fn text_model() -> TextModel {
     let parts = TokenizerParts {
         tokens,
         kinds,
-        merges: Vec::new(),
-        pre_tokenizer: "gpt-2".into(),
+        rules: Rules::Merges { merges: Vec::new(), pre_tokenizer: "gpt-2".into() },
         begin: None,
         adds_begin: false,
+        unknown: None,
         ends: vec![END],
+        takes_space_before: Vec::new(),
+        takes_space_behind: Vec::new(),
     };
     let template = "{% for message in messages %}\
         {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}\
         {% endfor %}{{ '<|im_start|>assistant\n' }}";
-    TextModel {
-        tokenizer: Tokenizer::new(parts).unwrap(),
-        template: Some(ChatTemplate::new(template.into(), String::new(), "<|im_end|>".into()).unwrap()),
-    }
+    let tokenizer = Tokenizer::new(parts).unwrap();
+    let template = ChatTemplate::new(template.into(), &tokenizer, String::new(), "<|im_end|>".into()).unwrap();
+    TextModel { tokenizer, template: Some(template) }
 }
 
 pub fn chat_body(change: Value) -> Value {
