@@ -14,6 +14,7 @@ use crate::cli::{COMMIT, VERSION};
 use crate::config::Config;
 use crate::telemetry::{Identity, SpansError, Telemetry, admin_router};
 use starling_actors::{Hook, TreeExit};
+use starling_core::placement::Policy;
 use starling_core::{batch, ingress, kv, replica, round};
 use starling_serving::{Observer, Serving, ServingError, Settings};
 use starling_transport::Mesh;
@@ -178,6 +179,8 @@ fn api_settings(config: &Config, keys: &[String]) -> api::Settings {
         cluster: config.cluster.name.clone(),
         keys: keys.to_vec(),
         body_bytes_max: usize::try_from(config.api.body_limit.bytes()).unwrap_or(usize::MAX),
+        text_cache_bytes: usize::try_from(config.api.text_cache.bytes()).unwrap_or(usize::MAX),
+        keyed_block_tokens: (config.placement.policy == Policy::KvAware).then_some(config.engine.block_tokens),
         ..api::Settings::default()
     }
 }

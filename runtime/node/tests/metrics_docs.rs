@@ -3,6 +3,7 @@
 use starling::api::metrics::{ApiMetrics, End, Endpoint, Usage};
 use starling::telemetry::metrics::{Described, Format};
 use starling::telemetry::{Identity, Metrics, Sight};
+use starling::text::Cost;
 use starling_actors::{ActorKind, ActorState, ActorStats, Dropped, LinkStats, NodeName};
 use starling_core::ids::{Epoch, RankId};
 use starling_core::rejection::Rejection;
@@ -158,6 +159,9 @@ fn feed(metrics: &Metrics) -> Sight {
     for _ in 0..3 {
         metrics.started(Endpoint::Chat);
     }
+    metrics.encoded(&Cost { is_cacheable: true, reused_tokens: 40, encoded_bytes: 90, evicted: 2, ..Cost::default() });
+    metrics.encoded(&Cost { is_cacheable: true, encoded_bytes: 10, cache_bytes: 4096, ..Cost::default() });
+    metrics.encoded(&Cost { encoded_bytes: 1, cache_bytes: 4096, ..Cost::default() });
     metrics.first_token(Duration::from_millis(30));
     metrics.next_tokens(Duration::from_millis(8), 4);
     metrics.generated(&Usage { prompt_tokens: 20, cached_tokens: 16, generated_tokens: 5, finish: None });
@@ -225,6 +229,12 @@ fn reports_add_up() {
     assert_eq!(value("starling_conversation_lost_rank_total", &[]), 1.0);
     assert_eq!(value("starling_admission_rejections_total", &[("reason", "draining")]), 1.0);
     assert_eq!(value("starling_fenced_total", &[]), 3.0);
+    assert_eq!(value("starling_text_encoded_bytes_total", &[]), 101.0);
+    assert_eq!(value("starling_text_cache_lookups_total", &[("result", "hit")]), 1.0);
+    assert_eq!(value("starling_text_cache_lookups_total", &[("result", "miss")]), 1.0);
+    assert_eq!(value("starling_text_cache_reused_tokens_total", &[]), 40.0);
+    assert_eq!(value("starling_text_cache_evictions_total", &[]), 2.0);
+    assert_eq!(value("starling_text_cache_bytes", &[]), 4096.0);
     assert_eq!(value("starling_steps_dummy_total", &[("rank", "1")]), 3.0);
     assert_eq!(value("starling_steps_late_total", &[("rank", "0")]), 1.0);
     assert_eq!(value("starling_http_open_requests", &[("endpoint", "chat")]), 1.0);

@@ -8,13 +8,13 @@ use super::router::{HEADER_NODE, HEADER_RANK, Tenant};
 use super::scope::Scope;
 use super::trace::attribute;
 use super::{Shared, body, identity, read, sse};
+use crate::text::{Encoded, Owner, PromptText};
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use starling_core::ids::{ConversationKey, TokenId};
-use starling_core::kv::identity::PromptKeys;
 use starling_core::rejection::Rejection;
 use starling_core::request::{Finish, Generation, Sampling};
 use starling_serving::api::{Placed, Submission};
@@ -43,7 +43,8 @@ pub async fn completion(
 /// A request whose text is behind it.
 struct Prepared {
     asked: GenerationRequest,
-    prompt: Vec<TokenId>,
+    owner: Owner,
+    prompt: Encoded,
     max_new_tokens: u32,
 }
 
@@ -57,18 +58,20 @@ async fn generate(
     let (parts, request_body) = request.into_parts();
     let settings = &shared.api.settings;
     let bytes = body::read(request_body, settings.body_bytes_max, settings.body_seconds_max).await?;
-    let prepared = shared.offload(move |shared| prepare(shared, &bytes, shape)).await?;
+    let headers = parts.headers.clone();
+    let prepared = shared.offload(move |shared| prepare(shared, &bytes, shape, (tenant, &headers))).await?;
+    shared.api.metrics.encoded(&prepared.prompt.cost);
 
     let head = head(&shared, &prepared.asked, shape);
     describe(&scope, &head, &prepared);
     let ask = Ask {
         stops: prepared.asked.stops.clone(),
-        prompt_tokens: u32::try_from(prepared.prompt.len()).unwrap_or(u32::MAX),
+        prompt_tokens: u32::try_from(prepared.prompt.tokens.len()).unwrap_or(u32::MAX),
         scores: prepared.asked.logprobs.is_some(),
         prompt_param: prepared.asked.prompt.param(),
     };
     let streamed = prepared.asked.stream;
-    let submissions = submissions(&shared, &scope, prepared, (tenant, &parts.headers))?;
+    let submissions = submissions(&shared, &scope, prepared, &parts.headers)?;
     let around = (scope.clone(), shared.api.text.clone());
     let mut answer = Answer::start(shared.api.engine.clone(), submissions, around, ask)?;
     let placed = answer.placed().await?;
@@ -81,7 +84,12 @@ async fn generate(
 }
 
 /// Everything that costs time for long bodies: parsing, rendering, encoding.
-fn prepare(shared: &Shared, bytes: &[u8], shape: Shape) -> Result<Prepared, ApiError> {
+fn prepare(
+    shared: &Shared,
+    bytes: &[u8],
+    shape: Shape,
+    (tenant, headers): (u64, &HeaderMap),
+) -> Result<Prepared, ApiError> {
     let body = read::object(bytes)?;
     let asked = match shape {
         Shape::Chat => GenerationRequest::chat(&body)?,
@@ -91,22 +99,24 @@ fn prepare(shared: &Shared, bytes: &[u8], shape: Shape) -> Result<Prepared, ApiE
     for &(token, _) in &asked.adjustment.logit_bias {
         check_token(shared, token, || format!("logit_bias.{token}"))?;
     }
-    let prompt = encode(shared, &asked.prompt)?;
-    if prompt.is_empty() {
+    let conversation = shared.identities.conversation(tenant, headers, asked.prompt_cache_key.as_deref());
+    let owner = Owner { tenant, conversation };
+    let prompt = encode(shared, &asked.prompt, owner)?;
+    if prompt.tokens.is_empty() {
         return Err(ApiError::Refused(Rejection::EmptyPrompt, asked.prompt.param()));
     }
     let context = shared.api.model.context_tokens;
-    let tokens = prompt.len() as u64;
+    let tokens = prompt.tokens.len() as u64;
     if tokens >= u64::from(context) {
         return Err(ApiError::ContextExceeded { tokens, context, exact: true, param: asked.prompt.param() });
     }
     let room = context - tokens as u32;
     let max_new_tokens = asked.max_tokens.map_or(room, |max_tokens| max_tokens.min(room));
-    Ok(Prepared { asked, prompt, max_new_tokens })
+    Ok(Prepared { asked, owner, prompt, max_new_tokens })
 }
 
 /// Encodes a prompt, unless its text is so long that it cannot fit.
-pub(super) fn encode(shared: &Shared, prompt: &Prompt) -> Result<Vec<TokenId>, ApiError> {
+pub(super) fn encode(shared: &Shared, prompt: &Prompt, owner: Owner) -> Result<Encoded, ApiError> {
     let text_model = &shared.api.text;
     let bytes = match prompt {
         Prompt::Messages(messages) => messages.iter().map(|message| message.content.len()).sum(),
@@ -118,14 +128,15 @@ pub(super) fn encode(shared: &Shared, prompt: &Prompt) -> Result<Vec<TokenId>, A
     if tokens > u64::from(context) {
         return Err(ApiError::ContextExceeded { tokens, context, exact: false, param: prompt.param() });
     }
-    match prompt {
-        Prompt::Messages(messages) => Ok(text_model.encode_chat(messages)?),
-        Prompt::Text(text) => Ok(text_model.encode_text(text)?),
+    let text = match prompt {
+        Prompt::Messages(messages) => text_model.chat_text(messages)?,
+        Prompt::Text(text) => PromptText::plain(text.clone()),
         Prompt::Tokens(tokens) => {
             check_vocabulary(shared, tokens, prompt.param())?;
-            Ok(tokens.clone())
+            return Ok(shared.texts.take(tokens.clone(), owner));
         }
-    }
+    };
+    Ok(shared.texts.encode(text_model, text, owner)?)
 }
 
 /// # Errors
@@ -151,21 +162,19 @@ fn submissions(
     shared: &Shared,
     scope: &Scope,
     prepared: Prepared,
-    (tenant, headers): (u64, &HeaderMap),
+    headers: &HeaderMap,
 ) -> Result<Vec<Submission>, ApiError> {
     let explicit = identity::explicit(headers)?;
     let asked = prepared.asked;
-    let cache_key = asked.prompt_cache_key.as_deref();
     let stop_tokens = match asked.ignore_eos {
         true => Vec::new(),
         false => shared.api.text.tokenizer.ends().to_vec(),
     };
     // Choices share the prompt's blocks where they run on one rank: a conversation keeps them there.
-    let conversation = shared.identities.conversation(tenant, headers, cache_key);
     let own = (asked.choices > 1).then(|| ConversationKey(shared.mint.number()));
     let first = Submission {
-        prompt: prepared.prompt.into(),
-        keys: PromptKeys::default(),
+        prompt: prepared.prompt.tokens,
+        keys: prepared.prompt.keys,
         generation: Generation {
             sampling: Sampling {
                 temperature: asked.temperature,
@@ -179,10 +188,10 @@ fn submissions(
             max_new_tokens: prepared.max_new_tokens,
             stop_tokens,
         },
-        conversation: conversation.or(own),
+        conversation: prepared.owner.conversation.or(own),
         explicit,
         priority: PRIORITY,
-        tenant,
+        tenant: prepared.owner.tenant,
         child: 0,
         trace: scope.trace(),
     };

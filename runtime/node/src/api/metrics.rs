@@ -1,5 +1,6 @@
 //! What the API counts. The telemetry of the node implements it; every method may be left out.
 
+use crate::text::Cost;
 use starling_core::request::Finish;
 use std::time::Duration;
 
@@ -10,6 +11,9 @@ pub trait ApiMetrics: Send + Sync + 'static {
 
     /// A request is over: answered, failed, or the client left.
     fn ended(&self, _endpoint: Endpoint, _end: &End) {}
+
+    /// A prompt of a generation was encoded.
+    fn encoded(&self, _cost: &Cost) {}
 
     /// The first token's text is about to be sent; `elapsed` since the request's head was read (TTFT).
     fn first_token(&self, _elapsed: Duration) {}

@@ -29,7 +29,7 @@ pub use router::{HEADER_INGRESS, HEADER_NODE, HEADER_RANK, HEADER_REQUEST_ID, ro
 pub use serve::{Drained, ServeLimits, serve};
 pub use trace::{NoTrace, RequestSpan, TraceSource};
 
-use crate::text::TextModel;
+use crate::text::{TextCache, TextModel};
 use identity::{Identities, Mint};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -59,6 +59,10 @@ pub struct Settings {
     pub body_seconds_max: u64,
     /// Requests whose text is worked on at once, each on a thread of its own.
     pub text_threads: usize,
+    /// What conversations' last prompts may take in memory; 0 remembers none.
+    pub text_cache_bytes: usize,
+    /// Prompts are submitted with the keys of their blocks of so many tokens; `None` where nobody asks for them.
+    pub keyed_block_tokens: Option<u32>,
 }
 
 impl Default for Settings {
@@ -70,6 +74,8 @@ impl Default for Settings {
             body_bytes_max: 8 << 20,
             body_seconds_max: 60,
             text_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            text_cache_bytes: 64 << 20,
+            keyed_block_tokens: None,
         }
     }
 }
@@ -80,6 +86,7 @@ struct Shared {
     identities: Identities,
     mint: Mint,
     text_permits: Arc<Semaphore>,
+    texts: TextCache,
 }
 
 impl Shared {
@@ -89,6 +96,7 @@ impl Shared {
             identities: Identities::new(&settings.cluster, &settings.keys),
             mint: Mint::new(),
             text_permits: Arc::new(Semaphore::new(settings.text_threads.max(1))),
+            texts: TextCache::new(settings.text_cache_bytes, settings.keyed_block_tokens),
             api,
         })
     }

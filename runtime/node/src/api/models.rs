@@ -5,6 +5,7 @@ use super::generate::{check_vocabulary, encode};
 use super::read::{self, Fields, Neutral, Rules, bad};
 use super::request::{self, Prompt, required};
 use super::{Shared, body, health};
+use crate::text::Owner;
 use axum::Json;
 use axum::extract::{Path, Request, State};
 use serde::Serialize;
@@ -19,6 +20,9 @@ pub(super) const TOKENIZE: Rules = Rules {
 };
 
 pub(super) const DETOKENIZE: Rules = Rules { honoured: &["model", "tokens"], tolerated: &[], neutral: &[] };
+
+/// Whoever only wants to see tokens continues no conversation.
+const NOBODY: Owner = Owner { tenant: 0, conversation: None };
 
 #[derive(Serialize)]
 pub struct List {
@@ -79,7 +83,7 @@ fn tokens_of(shared: &Shared, bytes: &[u8]) -> Result<Tokens, ApiError> {
     let tokens = match (fields.text("prompt")?, fields.get("messages")) {
         (Some(_), Some(_)) => return Err(bad("prompt".into(), "cannot go with messages")),
         (None, None) => return Err(bad("prompt".into(), "is missing, and so is messages")),
-        (None, Some(_)) => encode(shared, &Prompt::Messages(request::messages(&fields)?))?,
+        (None, Some(_)) => encode(shared, &Prompt::Messages(request::messages(&fields)?), NOBODY)?.tokens.to_vec(),
         (Some(text), None) if add_special_tokens == Some(false) => shared.api.text.tokenizer.encode(text)?,
         (Some(text), None) => shared.api.text.encode_text(text)?,
     };

@@ -72,12 +72,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     /// Keys that may differ between nodes of one cluster. A new key goes here or into `DECIDING`.
-    const LOCAL: [&str; 31] = [
+    const LOCAL: [&str; 32] = [
         "admin.listen",
         "api.body-limit",
         "api.keys",
         "api.keys-file",
         "api.listen",
+        "api.text-cache",
         "cluster.stream-wait-s",
         "drain.drain-timeout",
         "engine.kv-memory",
@@ -132,7 +133,7 @@ mod tests {
             ("engine.kind", _) => json!("timed"),
             ("engine.arithmetic", _) => json!("exact"),
             ("engine.context-tokens-max" | "engine.threads", _) => json!(77),
-            ("engine.kv-memory" | "api.body-limit", _) => json!("7MiB"),
+            ("engine.kv-memory" | "api.body-limit" | "api.text-cache", _) => json!("7MiB"),
             ("telemetry.log-format", _) => json!("json"),
             (_, Value::Bool(on)) => json!(!on),
             (_, Value::Number(n)) if n.is_f64() => json!(n.as_f64().unwrap() + 0.25),

@@ -66,6 +66,8 @@ pub struct Api {
     pub keys_file: Option<PathBuf>,
     /// Largest request body.
     pub body_limit: Size,
+    /// Memory for the text of conversations, so that a turn costs only what is new in it; 0 remembers none.
+    pub text_cache: Size,
 }
 
 /// Health, metrics and debugging, on a listener of their own.
@@ -218,7 +220,13 @@ impl Default for Node {
 
 impl Default for Api {
     fn default() -> Self {
-        Self { listen: SocketAddr::new(LOOPBACK, 8000), keys: Vec::new(), keys_file: None, body_limit: Size::mib(8) }
+        Self {
+            listen: SocketAddr::new(LOOPBACK, 8000),
+            keys: Vec::new(),
+            keys_file: None,
+            body_limit: Size::mib(8),
+            text_cache: Size::mib(64),
+        }
     }
 }
 

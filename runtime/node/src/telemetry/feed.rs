@@ -2,6 +2,7 @@
 
 use super::metrics::{Format, Identity, Registered, resident_bytes};
 use crate::api::metrics::{ApiMetrics, End, Endpoint, Usage};
+use crate::text::Cost;
 use prometheus_client::metrics::counter::Counter;
 use starling_actors::{ActorKind, ActorStats, LinkStats};
 use starling_core::ids::{Epoch, RankId};
@@ -270,6 +271,18 @@ impl ApiMetrics for Metrics {
             metrics.http_errors.with([name, error]).inc();
         } else if matches!(endpoint, Endpoint::Chat | Endpoint::Completions) && end.status == 200 {
             metrics.e2e.observe(end.elapsed.as_secs_f64());
+        }
+    }
+
+    fn encoded(&self, cost: &Cost) {
+        let metrics = &self.registered;
+        metrics.text_encoded.inc_by(cost.encoded_bytes as u64);
+        metrics.text_cache_bytes.set(signed(cost.cache_bytes));
+        metrics.text_cache_evictions.inc_by(cost.evicted as u64);
+        if cost.is_cacheable {
+            let result = if cost.reused_tokens > 0 { "hit" } else { "miss" };
+            metrics.text_cache_lookups.with([result]).inc();
+            metrics.text_cache_tokens.inc_by(cost.reused_tokens as u64);
         }
     }
 

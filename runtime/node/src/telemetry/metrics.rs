@@ -222,6 +222,16 @@ metrics! {
         "Requests without a conversation key: no rank is preferred for their prefix.").with([]);
     lost_rank: Counter = |r| r.counter("starling_conversation_lost_rank", [],
         "Later turns that were placed on another rank than their conversation's.").with([]);
+    text_encoded: Counter = |r| r.counter("starling_text_encoded_bytes", [],
+        "Bytes of prompts' text that were turned into tokens.").with([]);
+    text_cache_lookups: Labelled<Counter, 1> = |r| r.counter("starling_text_cache_lookups", ["result"],
+        "Prompts of conversations, by result: hit (its beginning was encoded by an earlier turn) or miss.");
+    text_cache_tokens: Counter = |r| r.counter("starling_text_cache_reused_tokens", [],
+        "Prompt tokens that an earlier turn's text was turned into already.").with([]);
+    text_cache_evictions: Counter = |r| r.counter("starling_text_cache_evictions", [],
+        "Conversations' prompts that made room for others in the text cache.").with([]);
+    text_cache_bytes: Gauge = |r| r.gauge("starling_text_cache_bytes", [],
+        "Memory of the text cache.").with([]);
     attempts_lost: Counter = |r| r.counter("starling_attempts_lost", [],
         "Placements that failed with their rank.").with([]);
     fenced: Counter = |r| r.counter("starling_fenced", [],

@@ -5,6 +5,7 @@
 
 mod bpe;
 mod bytes;
+mod cache;
 mod chat;
 mod folder;
 mod json;
@@ -17,6 +18,7 @@ mod split;
 mod stop;
 mod tokenizer;
 
+pub use cache::{Cost, Encoded, Owner, TextCache};
 pub use chat::{ChatError, ChatTemplate, Message, Piece, Role};
 pub use model::{TextError, TextModel};
 pub use output::Utf8Stream;

@@ -6,7 +6,7 @@ use starling::api::metrics::{ApiMetrics, End, Endpoint, Usage};
 use starling::api::{
     Api, Check, Drained, Engine, Events, Health, ModelCard, NoTrace, ServeLimits, Settings, router, serve,
 };
-use starling::text::{ChatTemplate, Rules, TextModel, TokenKind, Tokenizer, TokenizerParts};
+use starling::text::{ChatTemplate, Cost, Rules, TextModel, TokenKind, Tokenizer, TokenizerParts};
 use starling_core::ids::{RankId, TokenId};
 use starling_core::rejection::Rejection;
 use starling_core::request::Finish;
@@ -149,6 +149,7 @@ impl Health for Switch {
 struct Ledger {
     ends: Mutex<Vec<(Endpoint, End)>>,
     usages: Mutex<Vec<Usage>>,
+    costs: Mutex<Vec<Cost>>,
     changed: tokio::sync::Notify,
 }
 
@@ -156,6 +157,10 @@ impl ApiMetrics for Ledger {
     fn ended(&self, endpoint: Endpoint, end: &End) {
         self.ends.lock().unwrap().push((endpoint, end.clone()));
         self.changed.notify_waiters();
+    }
+
+    fn encoded(&self, cost: &Cost) {
+        self.costs.lock().unwrap().push(*cost);
     }
 
     fn generated(&self, usage: &Usage) {
@@ -253,6 +258,11 @@ impl Server {
 
     pub fn usages(&self) -> Vec<Usage> {
         self.ledger.usages.lock().unwrap().clone()
+    }
+
+    /// What each prompt cost, in order.
+    pub fn costs(&self) -> Vec<Cost> {
+        self.ledger.costs.lock().unwrap().clone()
     }
 
     /// Asks the server to drain; the handle says how that went.

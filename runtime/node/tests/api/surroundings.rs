@@ -5,6 +5,7 @@ use serde_json::json;
 use starling::api::metrics::Endpoint;
 use starling::api::{ServeLimits, Settings};
 use starling_actors::TraceContext;
+use starling_core::kv::identity::{Scope, chain};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -45,6 +46,32 @@ async fn conversations_are_named_by_headers_before_the_body_and_never_by_request
         let (request, _) = ask(&mut server, &[(name, "s")], json!({"prompt_cache_key": "other"})).await;
         assert_eq!(request.submission.conversation, by_body, "{name}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conversations_next_turn_encodes_and_keys_what_is_new() {
+    let keys = vec!["one".into(), "two".into()];
+    let settings = Settings { keys, keyed_block_tokens: Some(4), ..Settings::default() };
+    let mut server = Server::with(settings, ServeLimits::default()).await;
+    let turn = json!({"role": "user", "content": "hi <|im_end|>"});
+    let answer = json!({"role": "assistant", "content": "yes"});
+    let turns = [json!([turn]), json!([turn, answer, turn])];
+    let mut prompts = Vec::new();
+    for (key, messages) in [("one", 0), ("one", 1), ("two", 1)] {
+        let headers = [("authorization", &*format!("Bearer {key}")), ("x-session-id", "s")];
+        let (request, _) = ask(&mut server, &headers, json!({"messages": turns[messages]})).await;
+        let submission = &request.submission;
+        let scope = Scope { tenant: submission.tenant, adapter: None };
+        assert_eq!(submission.keys.block_tokens, 4);
+        assert_eq!(&*submission.keys.keys, chain(&scope, &submission.prompt, 4));
+        prompts.push(submission.prompt.clone());
+    }
+    assert_eq!(prompts[1], prompts[2]);
+    let costs: Vec<_> = server.costs().iter().map(|cost| (cost.encoded_bytes, cost.reused_tokens)).collect();
+    let (whole, tail) = (prompts[1].len() - 7, "assistant\n".len());
+    assert_eq!(costs[0], (prompts[0].len() - 3, 0));
+    assert_eq!(costs[1], (prompts[1].len() - prompts[0].len() + tail - 4, prompts[0].len() - tail));
+    assert_eq!(costs[2], (whole, 0), "another tenant's conversation of the same name");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
