@@ -267,6 +267,8 @@ struct Figures {
     bare_us: [Vec<f64>; 2],
     seldom_us: [Vec<f64>; 2],
     idle_us: [Vec<f64>; 2],
+    /// A bare round trip for each request, while the cluster serves them: what the machine gives to whoever asks so seldom.
+    beside_us: [Vec<f64>; 2],
     busy_us: [Vec<f64>; 2],
     busy_rounds_per_s: Vec<f64>,
     idle_cpu: Vec<f64>,
@@ -282,13 +284,16 @@ impl Figures {
         let begun = rounds(cluster).await;
         self.idle_cpu.push(idle(cluster).await);
         let between = (Instant::now(), rounds(cluster).await);
-        steady(http, cluster).await;
+        let pace = Duration::from_secs(1) / REQUESTS_PER_S;
+        let pings = WATCH.as_millis() / pace.as_millis();
+        let (beside, ()) = tokio::join!(bare.pings(pings as usize, Some(pace)), steady(http, cluster));
         let seconds = between.0.elapsed().as_secs_f64();
         let ended = rounds(cluster).await;
         for (place, share) in SHARES.into_iter().enumerate() {
             self.bare_us[place].push(percentile(close.clone(), share));
             self.seldom_us[place].push(percentile(seldom.clone(), share));
             self.idle_us[place].push(within(&begun, &between.1, share));
+            self.beside_us[place].push(percentile(beside.clone(), share));
             self.busy_us[place].push(within(&between.1, &ended, share));
         }
         let all = |of: &BTreeMap<u64, f64>| of.values().last().copied().unwrap_or(0.0);
@@ -313,7 +318,10 @@ impl Figures {
         row("a frame there and back, one after another", bare, bare.0);
         row("a frame there and back, one in 20 ms", seldom, seldom.0);
         row("a round, no requests (to one in 20 ms)", pair(&self.idle_us), seldom.0);
-        row(&format!("a round, {REQUESTS_PER_S} requests/s (to one after another)"), pair(&self.busy_us), bare.0);
+        let (beside, busy) = (pair(&self.beside_us), pair(&self.busy_us));
+        row(&format!("beside {REQUESTS_PER_S} requests/s, one for each"), beside, beside.0);
+        row(&format!("a round, {REQUESTS_PER_S} requests/s (to one for each)"), busy, beside.0);
+        row(&format!("a round, {REQUESTS_PER_S} requests/s (to one after another)"), busy, bare.0);
         println!("rounds a second at {REQUESTS_PER_S} requests/s: {:.0}", median(&self.busy_rounds_per_s));
         println!("CPU of a node without requests: {:.2} % of a core", median(&self.idle_cpu));
         let [own, other] = &self.first_ms;
