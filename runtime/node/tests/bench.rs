@@ -12,7 +12,7 @@ use starling::assembly::Node;
 use starling::bench::{
     Client, Endpoint, Failure, Load, Measured, Metric, Pace, Prompts, Random, Report, Target, View, Workload,
 };
-use starling::config::{Config, Sources, set};
+use starling::config::{Config, Secret, Sources, set};
 use starling_gpu::testing::TinyModel;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -163,7 +163,10 @@ enum Deed {
 
 struct Bad {
     deeds: Mutex<Vec<Deed>>,
+    /// With the conversation's name.
     bodies: Mutex<Vec<(Option<String>, Value)>>,
+    /// The `authorization` of each request.
+    keys: Mutex<Vec<Option<String>>>,
     stalled: Notify,
 }
 
@@ -185,7 +188,9 @@ fn streamed(text: String) -> Response {
 }
 
 async fn misbehave(State(bad): State<Arc<Bad>>, headers: HeaderMap, body: Bytes) -> Response {
-    let name = headers.get("x-starling-conversation").map(|name| name.to_str().unwrap().to_owned());
+    let header = |name| headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+    let name = header("x-starling-conversation");
+    bad.keys.lock().unwrap().push(header("authorization"));
     bad.bodies.lock().unwrap().push((name, serde_json::from_slice(&body).unwrap()));
     let deed = {
         let mut deeds = bad.deeds.lock().unwrap();
@@ -227,7 +232,12 @@ async fn misbehave(State(bad): State<Arc<Bad>>, headers: HeaderMap, body: Bytes)
 
 /// A server that does these deeds, one a request; the last again and again.
 async fn bad_server(deeds: &[Deed]) -> (String, Arc<Bad>) {
-    let bad = Bad { deeds: Mutex::new(deeds.to_vec()), bodies: Mutex::default(), stalled: Notify::new() };
+    let bad = Bad {
+        deeds: Mutex::new(deeds.to_vec()),
+        bodies: Mutex::default(),
+        keys: Mutex::default(),
+        stalled: Notify::new(),
+    };
     let bad = Arc::new(bad);
     let models = || async { json!({ "object": "list", "data": [{ "id": "tiny" }, { "id": "other" }] }).to_string() };
     let router = Router::new()
@@ -306,7 +316,8 @@ async fn failures_are_counted_beside_successes_and_end_their_conversations() {
 async fn requests_say_what_they_were_told_to() {
     let (url, bad) = bad_server(&[Deed::Split]).await;
     run(load(target(&url, Endpoint::Completions), RANDOM, (1, 1), AT_ONCE)).await;
-    let plain = Target { ignore_eos: false, temperature: 0.7, ..target(&url, Endpoint::Completions) };
+    let key = Some(Secret::new("sk-1"));
+    let plain = Target { ignore_eos: false, temperature: 0.7, key, ..target(&url, Endpoint::Completions) };
     run(load(plain, RANDOM, (1, 1), AT_ONCE)).await;
     let bodies = bad.bodies.lock().unwrap();
     let (name, body) = &bodies[0];
@@ -316,6 +327,7 @@ async fn requests_say_what_they_were_told_to() {
         "stream_options": { "include_usage": true }, "ignore_eos": true });
     assert_eq!(*body, expected);
     assert_eq!((&bodies[1].1["temperature"], bodies[1].1.get("ignore_eos")), (&json!(0.7), None));
+    assert_eq!(*bad.keys.lock().unwrap(), [None, Some("Bearer sk-1".to_owned())]);
     assert_eq!(bodies[1].1["prompt"], prompt, "the same seed, the same prompt");
 }
 

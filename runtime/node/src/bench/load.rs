@@ -2,7 +2,7 @@
 
 use super::client::{Answer, Client, Failure, History};
 use super::pace::Pace;
-use super::workload::Workload;
+use super::workload::{Turn, Workload};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,14 +80,16 @@ impl Load {
         let most = self.pace.concurrency_max.map_or(Semaphore::MAX_PERMITS, |most| most as usize);
         let open = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
         let mut conversations = JoinSet::new();
-        let mut index = 0;
-        while let Some(due) = due_at.recv().await {
+        for index in 0..self.workload.conversations {
+            // Made before it is due: what the client takes for it is no latency of the server.
+            let turns = self.workload.conversation(index);
+            let Some(due) = due_at.recv().await else { break };
             // Those that are due wait here for their turn, and their time runs.
             let Ok(permit) = Arc::clone(&open).acquire_owned().await else { break };
             let due = if self.pace.is_closed_loop() { Instant::now() } else { due };
-            let sent = Conversation { load: Arc::clone(&self), index, begun, told: told.clone(), _permit: permit };
+            let (load, told) = (Arc::clone(&self), told.clone());
+            let sent = Conversation { load, index, turns, begun, told, _permit: permit };
             conversations.spawn(sent.run(due));
-            index += 1;
             // Those that have ended need no memory.
             while conversations.try_join_next().is_some() {}
         }
@@ -119,6 +121,7 @@ fn arrivals(
 struct Conversation {
     load: Arc<Load>,
     index: u32,
+    turns: Vec<Turn>,
     begun: Instant,
     told: mpsc::UnboundedSender<Record>,
     _permit: OwnedSemaphorePermit,
@@ -128,7 +131,7 @@ impl Conversation {
     /// Sends one turn after the other, each with all that was said before.
     async fn run(self, first_due: Instant) {
         let Load { client, workload, .. } = &*self.load;
-        let turns = workload.conversation(self.index);
+        let turns = &self.turns;
         let name = (turns.len() > 1).then(|| format!("bench-{}-{}", workload.seed, self.index));
         let mut history = History::new(client.target().endpoint);
         let mut due = first_due;

@@ -42,6 +42,7 @@ impl From<&BenchError> for Exit {
 
 /// Runs `starling bench`.
 pub fn bench(command: &Bench) -> Exit {
+    raise_open_files();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return super::failed(&error),
@@ -53,6 +54,15 @@ pub fn bench(command: &Bench) -> Exit {
             (&error).into()
         }
     }
+}
+
+/// Each open request is a connection, and shells give a process few files.
+fn raise_open_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Without it requests beyond the limit fail and say why.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 async fn run(command: &Bench) -> Result<(), BenchError> {
