@@ -74,13 +74,18 @@ fn run(command: &Calibrate, out: &mut impl Write) -> Result<(), CalibrateRunErro
     let times = calibration.measure(&mut *backend, || bar.inc(1))?;
     bar.finish_and_clear();
     if machine.is_shared() {
-        eprintln!("warning: two threads do less than 1.8 times what one does: others are at work, or it is one core");
+        eprintln!("warning: others are at work on this machine, so the times are longer than they need be");
     }
     if command.json {
-        return Ok(writeln!(out, "{}", to_json(&machine, &times))?);
+        let mut object = to_json(&machine, &times);
+        object["model"] = config.model.id().into();
+        object["arithmetic"] = json!(config.engine.arithmetic);
+        object["threads"] = threads.into();
+        return Ok(writeln!(out, "{object}")?);
     }
-    let model = config.model.id();
-    writeln!(out, "model {model}, threads {threads}, context {CONTEXT}, medians of {}", command.runs)?;
+    let (model, arithmetic) = (config.model.id(), json!(config.engine.arithmetic));
+    let arithmetic = arithmetic.as_str().unwrap_or_default();
+    writeln!(out, "model {model}, {arithmetic}, threads {threads}, context {CONTEXT}, medians of {}", command.runs)?;
     Ok(write_text(&machine, &times, out)?)
 }
 
@@ -94,11 +99,15 @@ struct Machine {
 }
 
 impl Machine {
-    /// Whether two threads get in each other's way, or others in theirs.
+    /// Whether somebody else computes: before, or while two threads got in each other's way.
     fn is_shared(&self) -> bool {
-        matches!(self.fma_gflops, [Some(one), Some(two)] if two < 1.8 * one)
+        let slowed = matches!(self.fma_gflops, [Some(one), Some(two)] if two < 1.8 * one);
+        slowed || self.load.is_some_and(|load| load >= LOAD_MAX)
     }
 }
+
+/// Load average of a machine that has nothing else to do, at most.
+const LOAD_MAX: f64 = 1.0;
 
 fn to_json(machine: &Machine, times: &StepTimes) -> Value {
     let decode = times.decode_tok_s().into_iter().map(|(batch, rate)| (batch.to_string(), json!(rate)));
@@ -187,6 +196,14 @@ mod tests {
         assert_eq!(object["prefill_512_tok_s"].as_f64().unwrap().round(), 1000.0);
         assert_eq!((&object["fma_gflops"]["2"], &object["read_gb_s"]), (&json!(160.0), &json!(28.0)));
         assert_eq!((&object["load"], &object["timed"]["decode-per-step"]), (&json!(0.5), &json!("10000us")));
+    }
+
+    #[test]
+    fn a_machine_is_shared_if_it_was_busy_or_its_threads_slow_each_other() {
+        assert!(!MACHINE.is_shared());
+        assert!(Machine { load: Some(1.5), ..MACHINE }.is_shared());
+        assert!(Machine { fma_gflops: [Some(80.0), Some(120.0)], ..MACHINE }.is_shared());
+        assert!(!Machine { load: None, fma_gflops: [None, None], ..MACHINE }.is_shared());
     }
 
     #[test]
