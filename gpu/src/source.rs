@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 mod folder;
 mod json;
 mod safetensors;
+#[cfg(test)]
+mod tests;
 pub use folder::Folder;
 pub use json::Json;
 pub use safetensors::Safetensors;
