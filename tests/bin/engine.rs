@@ -40,6 +40,9 @@ pub struct Case {
     greedy_logprobs: Vec<f64>,
     top1_top2_margin: Vec<f64>,
     top5_first8: Vec<Vec<(TokenId, f64)>>,
+    /// Inside the prompt: how many tokens are known, and the most probable next ones.
+    #[serde(default)]
+    top5_inside: Vec<(usize, Vec<(TokenId, f64)>)>,
 }
 
 /// Runs cases on one model.
@@ -75,8 +78,18 @@ impl Checker {
             let top = case.top5_first8.len();
             return Err(format!("malformed: {steps} steps, but lists of {lists:?} and {top} lists of top tokens"));
         }
-        let mut known = case.prompt_ids.clone();
         let mut computed = 0;
+        for (known, top) in &case.top5_inside {
+            if !(computed + 1..=case.prompt_ids.len()).contains(known) {
+                return Err(format!("malformed: place {known} inside {} tokens", case.prompt_ids.len()));
+            }
+            let logits = self.logits(&case.prompt_ids[..*known], computed)?;
+            computed = *known;
+            self.compare_logprobs(top, &logits).map_err(|what| format!("behind {known} tokens: {what}"))?;
+        }
+        // The last token of the prompt is computed again if a place was there.
+        computed = computed.min(case.prompt_ids.len() - 1);
+        let mut known = case.prompt_ids.clone();
         for step in 0..steps {
             let logits = self.logits(&known, computed)?;
             computed = known.len();
@@ -104,19 +117,22 @@ impl Checker {
 
     fn compare(&mut self, case: &Case, step: usize, logits: &[f32]) -> Result<(), String> {
         let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|logit| f64::from(logit - peak).exp()).sum();
-        let logprob = |token: TokenId| -> Result<f64, String> {
-            let logit = logits.get(token as usize).ok_or(format!("token {token} is outside the vocabulary"))?;
-            Ok(f64::from(logit - peak) - sum.ln())
-        };
         let best = logits.iter().position(|logit| *logit == peak).unwrap_or(0) as TokenId;
         let expected = case.greedy_ids[step];
         if best != expected && case.top1_top2_margin[step] > self.tolerance {
             return Err(format!("token {best} is highest, the reference's is {expected}"));
         }
-        let top = case.top5_first8.get(step).into_iter().flatten().copied();
-        for (token, right) in top.chain([(expected, case.greedy_logprobs[step])]) {
-            let found = logprob(token)?;
+        let top = case.top5_first8.get(step).map_or(&[][..], Vec::as_slice);
+        self.compare_logprobs(top, logits)?;
+        self.compare_logprobs(&[(expected, case.greedy_logprobs[step])], logits)
+    }
+
+    fn compare_logprobs(&mut self, right: &[(TokenId, f64)], logits: &[f32]) -> Result<(), String> {
+        let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|logit| f64::from(logit - peak).exp()).sum();
+        for &(token, right) in right {
+            let logit = logits.get(token as usize).ok_or(format!("token {token} is outside the vocabulary"))?;
+            let found = f64::from(logit - peak) - sum.ln();
             let difference = (found - right).abs();
             self.worst = self.worst.max(difference);
             // A difference that is not a number is no agreement.
