@@ -3,6 +3,8 @@ use crate::dequant::TensorType;
 use crate::gguf::{Gguf, Value};
 use crate::testing::{GgufWriter, TinyModel};
 
+mod folders;
+
 fn refusal(change: impl FnOnce(&mut GgufWriter) -> &mut GgufWriter) -> String {
     let mut writer = TinyModel::default().writer();
     change(&mut writer);
@@ -126,4 +128,49 @@ fn factors_of_the_file_slow_the_turning_of_pairs() {
         Model::load(&Gguf::from_bytes("m.gguf", writer.to_bytes().0).unwrap().into(), Arithmetic::Exact).unwrap();
     assert_eq!(plain.turns_per_position[0][0], 1.0);
     assert_eq!(slowed.turns_per_position[0][5], plain.turns_per_position[0][5] / 4.0);
+}
+
+/// The refusal of a tiny Gemma after a change.
+fn gemma_refusal(change: impl FnOnce(&mut GgufWriter) -> &mut GgufWriter) -> String {
+    let mut writer = TinyModel { family: Family::Gemma3, ..TinyModel::default() }.writer();
+    change(&mut writer);
+    let gguf = Gguf::from_bytes("gemma.gguf", writer.to_bytes().0).expect("a file that can be read");
+    Model::load(&gguf.into(), Arithmetic::Exact).err().expect("refused").to_string()
+}
+
+#[test]
+fn windows_and_caps_are_taken_where_they_belong_or_named() {
+    for (message, parts) in [
+        (gemma_refusal(|w| w.unset("gemma3.attention.sliding_window")), ["sliding_window", "missing"]),
+        (gemma_refusal(|w| w.set("gemma3.attention.sliding_window", Value::U32(0))), ["sliding_window", "above 0"]),
+        (
+            gemma_refusal(|w| w.set("gemma3.attention.sliding_window_pattern", Value::Str("all".into()))),
+            ["sliding_window_pattern", "is a string"],
+        ),
+        (
+            gemma_refusal(|w| w.set("gemma3.final_logit_softcapping", Value::F32(30.0))),
+            ["final_logit_softcapping", "30"],
+        ),
+        (gemma_refusal(|w| w.set("gemma3.attn_logit_softcapping", Value::F32(50.0))), ["attn_logit_softcapping", "50"]),
+        (
+            gemma_refusal(|w| w.set("gemma3.rope.scaling.type", Value::Str("linear".into()))),
+            ["rope.scaling.type", "linear"],
+        ),
+        (gemma_refusal(|w| w.remove_tensor("blk.1.post_ffw_norm.weight")), ["blk.1.post_ffw_norm.weight", "missing"]),
+        (refusal(|w| w.set("llama.attention.sliding_window", Value::U32(4096))), ["sliding_window", "4096"]),
+        (refusal(|w| w.set("llama.rope.scale_linear", Value::F32(2.0))), ["rope.scale_linear", "2"]),
+        (refusal(|w| w.set("llama.attention.scale", Value::F32(0.5))), ["attention.scale", "0.5"]),
+    ] {
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    }
+}
+
+#[test]
+fn a_gemma_that_does_not_say_it_has_every_sixth_layer_without_a_window() {
+    let mut writer = TinyModel { family: Family::Gemma3, layers: 12, ..TinyModel::default() }.writer();
+    writer.unset("gemma3.attention.sliding_window_pattern");
+    let config = ModelConfig::read(&Gguf::from_bytes("m.gguf", writer.to_bytes().0).unwrap().into()).unwrap();
+    let whole: Vec<_> = (0..12).filter(|&layer| config.layers[layer].window.is_none()).collect();
+    assert_eq!(whole, [5, 11]);
+    assert_eq!((config.score_scale, config.embedding_scale()), (0.25, Some((32.0_f32).sqrt())));
 }
