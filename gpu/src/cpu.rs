@@ -246,7 +246,6 @@ impl CpuBackend {
                 unsafe { filler.fill(row, |out| product(gate, up, out)) };
             }
         });
-        drop(filler);
         clock.lap(|times| &mut times.rest);
         layer.down.apply(team, *isa, gated, projected);
         clock.lap(|times| &mut times.linears);

@@ -190,25 +190,29 @@ fn five_bits(block: &[u8], out: &mut [f32]) {
 /// # Shape
 /// Two halves, twelve bytes of scales and minima, 128 bytes of nibbles: 32 bytes hold two groups, low nibbles first.
 fn four_bits_of_groups(block: &[u8], out: &mut [f32]) {
+    for (group, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+        let (quants, scale, min) = group_of_four_bits(block, group);
+        for (out, quant) in out.iter_mut().zip(quants) {
+            *out = scale * f32::from(quant) - min;
+        }
+    }
+}
+
+/// The quants of one group of a block of Q4_K, their scale, and what is subtracted.
+pub(crate) fn group_of_four_bits(block: &[u8], group: usize) -> ([u8; BLOCK], f32, f32) {
     let (unit, min_unit) = (half_at(block, 0), half_at(block, 2));
     let (sixes, quants) = block[4..].split_at(12);
     // The first four groups have whole bytes but for their highest two bits; these belong to the last four.
-    let scale_and_min = |group: usize| match group {
+    let (scale, min) = match group {
         0..4 => (sixes[group] & 63, sixes[group + 4] & 63),
         _ => {
             let nibbles = sixes[group + 4];
             (nibbles & 15 | sixes[group - 4] >> 6 << 4, nibbles >> 4 | sixes[group] >> 6 << 4)
         }
     };
-    for (pair, (quants, out)) in quants.chunks_exact(32).zip(out.chunks_exact_mut(64)).enumerate() {
-        for (side, out) in out.chunks_exact_mut(32).enumerate() {
-            let (scale, min) = scale_and_min(2 * pair + side);
-            let (scale, min) = (unit * f32::from(scale), min_unit * f32::from(min));
-            for (out, quant) in out.iter_mut().zip(quants) {
-                *out = scale * f32::from(quant >> (4 * side) & 15) - min;
-            }
-        }
-    }
+    let quants = &quants[group / 2 * BLOCK..][..BLOCK];
+    let quants = std::array::from_fn(|i| quants[i] >> (4 * (group % 2)) & 15);
+    (quants, unit * f32::from(scale), min_unit * f32::from(min))
 }
 
 /// Sixteen groups of 16 weights of six bits around 32, each with a signed scale, in units of the block's.

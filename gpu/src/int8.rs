@@ -91,7 +91,11 @@ impl Linear {
                         for (r, sums) in sums[..tile.rows].iter().enumerate() {
                             let at = (row + r) * stride + first + group * GROUP;
                             // SAFETY: only this part writes these columns.
-                            unsafe { out.part(at..at + columns) }.copy_from_slice(&sums[..columns]);
+                            let out = unsafe { out.part(at..at + columns) };
+                            match out.as_mut_array() {
+                                Some(all) => *all = *sums,
+                                None => out.copy_from_slice(&sums[..columns]),
+                            }
                         }
                     }
                     first_group += packed.groups();

@@ -10,16 +10,24 @@ mod tests;
 /// Accumulators of a sum; a vector register of AVX2.
 pub const LANES: usize = 8;
 
-/// Compiles a function twice, for any processor and with AVX2, and picks at run time. Both give the same bits.
+/// Compiles a function for any processor, with AVX2 and with AVX-512, and picks at run time. All give the same bits.
 macro_rules! for_wide_vectors {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $kind:ty),* $(,)?) $(-> $out:ty)? = $body:path;) => {
         $(#[$doc])*
         $vis fn $name($($arg: $kind),*) $(-> $out)? {
             #[cfg(target_arch = "x86_64")]
             {
+                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+                fn wider($($arg: $kind),*) $(-> $out)? {
+                    $body($($arg),*)
+                }
                 #[target_feature(enable = "avx2")]
                 fn wide($($arg: $kind),*) $(-> $out)? {
                     $body($($arg),*)
+                }
+                if $crate::kernels::has_avx512() {
+                    // SAFETY: the processor has these parts of AVX-512.
+                    return unsafe { wider($($arg),*) };
                 }
                 if std::arch::is_x86_feature_detected!("avx2") {
                     // SAFETY: the processor has AVX2.
@@ -31,6 +39,15 @@ macro_rules! for_wide_vectors {
     };
 }
 pub(crate) use for_wide_vectors;
+
+/// Whether the widest of `for_wide_vectors` can run.
+#[cfg(target_arch = "x86_64")]
+pub fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+}
 
 /// Adds the accumulators up in a fixed order.
 #[inline(always)]

@@ -124,6 +124,7 @@ pub fn attend(isa: Isa, kv: HalfHead<'_>, queries: &Queries<'_>, segment: usize,
         if seen.is_empty() {
             continue;
         }
+        prefetch(kv, queries, seen.end..end.min(seen.end + SPLIT_TOKENS));
         let split = Split::new(kv, split, seen);
         // Rows before the split's first position do not see it.
         let first = split.seen.start.saturating_sub(queries.start) * queries.group;
@@ -132,6 +133,18 @@ pub fn attend(isa: Isa, kv: HalfHead<'_>, queries: &Queries<'_>, segment: usize,
         }
     }
 }
+
+/// Asks for the blocks of the next split while this one is computed, where few queries share what is read.
+fn prefetch(kv: HalfHead<'_>, queries: &Queries<'_>, next: std::ops::Range<usize>) {
+    let mut position = next.start;
+    while queries.rows <= ROWS_PREFETCHED_MAX && position < next.end {
+        kv.prefetch(position);
+        position += kv.stretch(position, next.end);
+    }
+}
+
+/// With more rows the processor has time to see for itself what is read next.
+const ROWS_PREFETCHED_MAX: usize = 4;
 
 /// Keys of positions in one block: the first number of the first, and how many positions.
 #[derive(Clone, Copy)]
@@ -171,7 +184,13 @@ impl<'a> Split<'a> {
             at += lanes;
         }
         let mut values: [&[u16]; SPLIT_TOKENS] = [&[]; SPLIT_TOKENS];
-        values.iter_mut().zip(seen.clone()).for_each(|(values, position)| *values = kv.values(position));
+        let mut position = seen.start;
+        while position < seen.end {
+            let count = kv.stretch(position, seen.end);
+            let of_block = kv.values(position).chunks_exact(kv.head_dim()).take(count);
+            values[position - seen.start..].iter_mut().zip(of_block).for_each(|(values, of_one)| *values = of_one);
+            position += count;
+        }
         Self { start, seen, head_dim: kv.head_dim(), key_stride: kv.key_stride(), chunks, chunk_count, values }
     }
 

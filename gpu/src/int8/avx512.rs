@@ -35,6 +35,20 @@ unsafe fn of_rows<const R: usize>(weights: Group<'_>, tile: Tile<'_>, sums: &mut
     R
 }
 
+/// Runs the body once for each row with the row's number as a constant, so that sums stay in registers: the compiler does
+/// not unroll so long a loop by itself.
+macro_rules! for_each_row {
+    ($row:ident < $rows:ident, $body:block) => {
+        for_each_row!($row $rows $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    ($row:ident $rows:ident $body:block $($number:literal)*) => {$(
+        if $number < $rows {
+            let $row: usize = $number;
+            $body
+        }
+    )*};
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn nibbles<const R: usize>(weights: *const u8, tile: Tile<'_>, sums: *mut [f32; GROUP]) {
     let low = _mm512_set1_epi8(15);
@@ -52,21 +66,21 @@ unsafe fn nibbles<const R: usize>(weights: *const u8, tile: Tile<'_>, sums: *mut
             let halves = weights.add(NIBBLE_BLOCK - 2 * HALVES);
             (quants, load_halves(halves), load_halves(halves.add(HALVES)))
         };
-        for (r, out) in out.iter_mut().enumerate() {
+        for_each_row!(r < R, {
             let at = block * tile.stride + r;
             // SAFETY: within the tile.
             unsafe {
                 let products = dot(&quants, tile.quants.add(at).cast(), _mm512_setzero_si512());
                 let scale = _mm512_mul_ps(scales, _mm512_set1_ps(*tile.scales.add(at)));
-                *out = _mm512_fmadd_ps(products, scale, *out);
-                *out = _mm512_fmadd_ps(minimums, _mm512_set1_ps(*tile.sums.add(at)), *out);
+                out[r] = _mm512_fmadd_ps(products, scale, out[r]);
+                out[r] = _mm512_fmadd_ps(minimums, _mm512_set1_ps(*tile.sums.add(at)), out[r]);
             }
-        }
+        });
     }
-    for (r, out) in out.into_iter().enumerate() {
+    for_each_row!(r < R, {
         // SAFETY: there is room for R rows.
-        unsafe { _mm512_storeu_ps(sums.add(r).cast(), out) };
-    }
+        unsafe { _mm512_storeu_ps(sums.add(r).cast(), out[r]) };
+    });
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -82,21 +96,21 @@ unsafe fn bytes<const R: usize>((weights, halves): (*const u8, *const u8), tile:
             }
             (quants, load_halves(halves.add(block * HALVES)))
         };
-        for (r, out) in out.iter_mut().enumerate() {
+        for_each_row!(r < R, {
             let at = block * tile.stride + r;
             // SAFETY: within the tile.
             unsafe {
                 let correction = _mm512_set1_epi32(*tile.corrections.add(at));
                 let products = dot(&quants, tile.quants.add(at).cast(), correction);
                 let scale = _mm512_mul_ps(scales, _mm512_set1_ps(*tile.scales.add(at)));
-                *out = _mm512_fmadd_ps(products, scale, *out);
+                out[r] = _mm512_fmadd_ps(products, scale, out[r]);
             }
-        }
+        });
     }
-    for (r, out) in out.into_iter().enumerate() {
+    for_each_row!(r < R, {
         // SAFETY: there is room for R rows.
-        unsafe { _mm512_storeu_ps(sums.add(r).cast(), out) };
-    }
+        unsafe { _mm512_storeu_ps(sums.add(r).cast(), out[r]) };
+    });
 }
 
 /// # Safety

@@ -1,7 +1,7 @@
 //! Weights as the kernels read them: two layouts, for four bits with a minimum and for eight bits.
 
 use super::{BLOCK, GROUP, Sums};
-use crate::dequant::{TensorType, dequantise};
+use crate::dequant::{TensorType, dequantise, group_of_four_bits};
 use crate::int8::rows::Tile;
 use crate::isa::Isa;
 use crate::weights::Row;
@@ -214,11 +214,10 @@ fn put_quads(bytes: &mut [u8], row: usize, quants: &[u8]) {
 
 fn layout(kind: TensorType) -> Layout {
     match kind {
-        TensorType::Q4_0 | TensorType::Q4_1 => Layout::Nibbles,
+        TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q4K => Layout::Nibbles,
         TensorType::Q5_0 | TensorType::Q8_0 => Layout::Bytes,
-        // Scales of groups are products that f16 does not hold, so these are rounded to eight bits once more.
-        TensorType::Q4K | TensorType::Q6K => Layout::Bytes,
-        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => Layout::Bytes,
+        // Scales of 16 weights, or none at all: rounded to eight bits.
+        TensorType::Q6K | TensorType::F32 | TensorType::F16 | TensorType::Bf16 => Layout::Bytes,
     }
 }
 
@@ -246,7 +245,22 @@ fn read_row(kind: TensorType, row: &[u8], numbers: &mut [f32], out: &mut Vec<Blo
             let quants = std::array::from_fn(|i| low[i] + 16 * (fifth >> i & 1) as u8 + (128 - 16));
             Block { quants, scale: half(block, 0), minimum: 0.0 }
         })),
-        TensorType::F32 | TensorType::F16 | TensorType::Bf16 | TensorType::Q4K | TensorType::Q6K => {
+        TensorType::Q4K => {
+            out.extend(
+                blocks
+                    .flat_map(|block| (0..8).map(|group| group_of_four_bits(block, group)))
+                    .map(|(quants, scale, subtracted)| Block { quants, scale, minimum: -subtracted }),
+            );
+            // Scales are products of a half and six bits: rounded to a half by a part in 2048, a fraction of a step.
+            let largest = out.iter().map(|block| block.scale.abs().max(block.minimum.abs()));
+            let gain = gain(largest.filter(|largest| largest.is_finite()).fold(0.0, f32::max));
+            for block in out {
+                block.scale /= gain;
+                block.minimum /= gain;
+            }
+            return gain;
+        }
+        TensorType::F32 | TensorType::F16 | TensorType::Bf16 | TensorType::Q6K => {
             dequantise(kind, row, numbers);
             return requantise(numbers, out);
         }

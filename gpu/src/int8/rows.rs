@@ -1,7 +1,7 @@
 //! Activations as bytes: quantised once for all layers that read them, by whichever thread made the row.
 
 use super::BLOCK;
-use crate::kernels::{LANES, for_wide_vectors, sum_lanes};
+use crate::kernels::for_wide_vectors;
 use std::marker::PhantomData;
 
 /// Rows that lie together, the most that a kernel takes at once.
@@ -10,6 +10,8 @@ pub const TILE_ROWS: usize = 16;
 const OFFSET: i32 = 128;
 /// Numbers below this in magnitude count as zero: their reciprocal would not be finite.
 const TINY: f32 = 1e-30;
+/// The bit of a number's sign.
+const SIGN: u32 = 1 << 31;
 /// Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
@@ -156,22 +158,26 @@ fn quantise_row_body(to: &Writer<'_>, row: usize, x: &[f32]) {
     let stride = TILE_ROWS.min(to.rows - tile);
     let mut at = tile * to.blocks + row - tile;
     let (blocks, rest) = x.as_chunks::<BLOCK>();
-    let mut put = |block: &[f32; BLOCK]| {
-        let (quants, scale, sum) = quantise(block);
-        // SAFETY: the block is of this row, and `resize` made room for `rows * blocks` of them.
-        unsafe {
-            *to.quants.add(at) = quants;
-            *to.scales.add(at) = scale;
-            *to.sums.add(at) = scale * sum as f32;
-            *to.corrections.add(at) = -OFFSET * sum;
-        }
+    for block in blocks {
+        put_block(to, at, block);
         at += stride;
-    };
-    blocks.iter().for_each(&mut put);
+    }
     if !rest.is_empty() {
         let mut last = [0.0; BLOCK];
         last[..rest.len()].copy_from_slice(rest);
-        put(&last);
+        put_block(to, at, &last);
+    }
+}
+
+#[inline(always)]
+fn put_block(to: &Writer<'_>, at: usize, block: &[f32; BLOCK]) {
+    let (quants, scale, sum) = quantise(block);
+    // SAFETY: the block is of this row, and `resize` made room for `rows * blocks` of them.
+    unsafe {
+        *to.quants.add(at) = quants;
+        *to.scales.add(at) = scale;
+        *to.sums.add(at) = scale * sum as f32;
+        *to.corrections.add(at) = -OFFSET * sum;
     }
 }
 
@@ -179,29 +185,28 @@ fn quantise_row_body(to: &Writer<'_>, row: usize, x: &[f32]) {
 /// that everything computed from it is NaN.
 #[inline(always)]
 fn quantise(x: &[f32; BLOCK]) -> ([i8; BLOCK], f32, i32) {
-    let mut peaks = [0.0_f32; LANES];
-    let mut poison = [0.0_f32; LANES];
-    for chunk in x.as_chunks::<LANES>().0 {
-        for i in 0..LANES {
-            let size = chunk[i].abs();
-            peaks[i] = if size > peaks[i] { size } else { peaks[i] };
-            // A finite number times zero is zero; anything else is NaN, and NaN stays.
-            poison[i] += chunk[i] * 0.0;
-        }
+    // Sizes of numbers are in the order of their bits, and infinities and NaN have the highest.
+    let mut peak = 0;
+    for x in x {
+        peak = peak.max(x.to_bits() & !SIGN);
     }
-    let peak = peaks.into_iter().fold(0.0, f32::max);
-    if sum_lanes(poison) != 0.0 {
+    let peak = f32::from_bits(peak);
+    if !peak.is_finite() {
         return ([0; BLOCK], f32::NAN, 0);
     }
     if peak < TINY {
         return ([0; BLOCK], 0.0, 0);
     }
     let factor = 127.0 / peak;
-    let mut quants = [0; BLOCK];
-    let mut sum = 0;
-    for (quant, x) in quants.iter_mut().zip(x) {
-        let rounded = (x * factor + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
-        *quant = rounded as i8;
+    // Loops over arrays, so that they become vectors.
+    let (mut rounded, mut quants, mut sum) = ([0; BLOCK], [0; BLOCK], 0);
+    for i in 0..BLOCK {
+        rounded[i] = (x[i] * factor + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+    }
+    for i in 0..BLOCK {
+        quants[i] = rounded[i] as i8;
+    }
+    for rounded in rounded {
         sum += rounded;
     }
     (quants, peak / 127.0, sum)

@@ -102,6 +102,26 @@ fn weights_of_files_of_four_and_eight_bits_are_kept_as_they_are() {
 }
 
 #[test]
+fn four_bits_with_products_as_scales_are_kept_within_a_fraction_of_a_step() {
+    for size in [1e-3, 0.3, 20.0] {
+        let (inputs, outputs) = (512, 5);
+        let bytes = quantise(TensorType::Q4K, &numbers(inputs * outputs, 1, size));
+        let mut right = vec![0.0; inputs * outputs];
+        dequantise(TensorType::Q4K, &bytes, &mut right);
+        let layer = Linear::new(inputs, &rows_of(TensorType::Q4K, &bytes, outputs));
+        let mut row = vec![0.0; inputs];
+        for output in 0..outputs {
+            layer.copy_row(output, &mut row);
+            for (found, right) in row.iter().zip(&right[output * inputs..]) {
+                // A step is an eighth of the size or so, and both of scale and minimum are rounded.
+                assert!((found - right).abs() <= size * 2e-3, "{found}, not {right}");
+            }
+        }
+        assert!(layer.bytes() < inputs * 16 * 5 / 8 + 128, "four bits stay four bits");
+    }
+}
+
+#[test]
 fn wider_weights_are_rounded_to_half_a_step_of_their_block_whatever_their_size() {
     for kind in [TensorType::F32, TensorType::F16, TensorType::Bf16] {
         for size in [1e-30, 1e-6, 1.0, 300.0, 1e30] {

@@ -84,6 +84,8 @@ impl HalfWriter<'_> {
     }
 }
 
+/// Tokens of a block that is asked for as a whole: a split of the attention.
+const PREFETCHED_TOKENS_MAX: usize = 64;
 /// Numbers that are converted at once.
 const STRETCH: usize = 64;
 
@@ -117,10 +119,25 @@ impl<'a> HalfHead<'a> {
         &self.layer[start + position % self.shape.block_tokens..start + self.shape.head_numbers()]
     }
 
-    /// The values of a position.
+    /// The values from a position to the end of its block, one after the other.
     pub fn values(&self, position: usize) -> &'a [u16] {
         let BlockShape { head_dim, block_tokens, .. } = self.shape;
-        &self.layer[self.start(position) + self.shape.head_numbers() + position % block_tokens * head_dim..][..head_dim]
+        let (start, size) = (self.start(position), self.shape.head_numbers());
+        &self.layer[start + size + position % block_tokens * head_dim..start + 2 * size]
+    }
+
+    /// Asks for the keys and values of a position's block, which will be read soon.
+    pub fn prefetch(&self, position: usize) {
+        // Of a larger block only a part is next.
+        if self.shape.block_tokens > PREFETCHED_TOKENS_MAX {
+            return;
+        }
+        const LINE: usize = 64 / size_of::<u16>();
+        #[cfg(target_arch = "x86_64")]
+        for line in self.layer[self.start(position)..][..2 * self.shape.head_numbers()].chunks(LINE) {
+            // SAFETY: a hint, for memory that is there.
+            unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.as_ptr().cast()) };
+        }
     }
 
     fn start(&self, position: usize) -> usize {

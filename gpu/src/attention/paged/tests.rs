@@ -19,7 +19,7 @@ struct Sequence {
 }
 
 const KV_HEADS: usize = 2;
-const POOL: u32 = 1009;
+const POOL: u32 = 127;
 
 /// How a sequence is attended.
 #[derive(Clone, Copy, Debug)]
