@@ -62,6 +62,23 @@ async fn many_requests_on_two_ranks_get_the_tokens_of_an_undisturbed_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guesses_change_no_token_and_are_counted() {
+    let mut settings = settings(2, 80);
+    settings.batch.draft_tokens_max = 4;
+    let rig = Rig::start(settings).await;
+    let streams: Vec<_> = (0..30).map(|seed| (seed, rig.submit(&prompt(seed), 40, None))).collect();
+    for (seed, stream) in streams {
+        let answer = timeout(LIMIT, stream.complete()).await.expect("in time").expect("served");
+        assert_eq!(answer.tokens, expected(&prompt(seed), 40), "request {seed}");
+    }
+    rig.quiet().await;
+    let ranks = rig.seen.kv.lock().expect("no panic");
+    let right: u64 = ranks.iter().map(|(_, batch)| batch.accepted_tokens).sum();
+    let drafted: u64 = ranks.iter().map(|(_, batch)| batch.drafted_tokens).sum();
+    assert!(0 < right && right < drafted, "{right} of {drafted}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn turns_of_a_conversation_stay_on_their_rank_and_reuse_their_prefix() {
     let rig = Rig::start(settings(2, 200)).await;
     let mut tokens = prompt(3);

@@ -6,6 +6,7 @@ use starling_core::ids::{AttemptKey, BlockId, TokenId};
 use starling_core::request::Sampling;
 use starling_core::step::{Sample, Slice};
 
+mod drafts;
 mod families;
 mod int8;
 mod sequences;

@@ -190,6 +190,7 @@ fn settings(config: &Config, loaded: &Loaded) -> Result<Settings, MembersError> 
     let batch = batch::Config {
         step_tokens_max: config.engine.step_tokens_max,
         sequences_max: config.engine.sequences_max,
+        draft_tokens_max: config.engine.draft_tokens_max,
         vocabulary: loaded.vocabulary(),
         pool: kv::Config { blocks: loaded.blocks(config), block_tokens: config.engine.block_tokens },
     };

@@ -121,6 +121,8 @@ fn feed(metrics: &Metrics) -> Sight {
         cancel_steps: 2,
         cancel_steps_max: 1,
         produced_tokens: 50,
+        drafted_tokens: 12,
+        accepted_tokens: 5,
         ..batch::Stats::default()
     };
     let kv = kv::Stats {
@@ -225,6 +227,8 @@ fn reports_add_up() {
     assert_eq!(blocks.iter().sum::<f64>(), value("starling_kv_pool_blocks", &[("rank", "1")]));
     assert_eq!(value("starling_cancels_total", &[]), 8.0);
     assert_eq!(value("starling_cancel_steps_max", &[]), 1.0);
+    assert_eq!(value("starling_draft_tokens_total", &[("rank", "1")]), 12.0);
+    assert_eq!(value("starling_draft_accepted_tokens_total", &[("rank", "1")]), 5.0);
     assert_eq!(value("starling_placements_total", &[("why", "overflow")]), 1.0);
     assert_eq!(value("starling_conversation_lost_rank_total", &[]), 1.0);
     assert_eq!(value("starling_admission_rejections_total", &[("reason", "draining")]), 1.0);

@@ -27,6 +27,8 @@ pub struct Scenario {
     /// Requests of a rank at once.
     pub cap: u32,
     pub blocks: u32,
+    /// Tokens that a rank guesses ahead at most; 0 guesses none.
+    pub draft_tokens_max: u32,
     /// Longest delay of a message between actors, in microseconds.
     pub delay_us_max: u64,
     /// Of a thousand events, how many are followed by a fault.
@@ -42,6 +44,7 @@ impl Default for Scenario {
             policy: placement::Policy::Conversation,
             cap: 4,
             blocks: 26,
+            draft_tokens_max: 0,
             delay_us_max: 3_000,
             faults_per_mille: 10,
         }
@@ -58,6 +61,9 @@ pub struct Report {
     pub control_restarts: u64,
     pub attempts_lost: u64,
     pub preemptions: u64,
+    /// Guessed tokens that were right, and that were not.
+    pub drafts_right: u64,
+    pub drafts_wrong: u64,
     pub rounds: u64,
     pub events: u64,
     pub virtual_us: u64,
@@ -113,7 +119,13 @@ pub struct Simulation {
 impl Simulation {
     pub fn new(seed: u64, scenario: Scenario) -> Self {
         let pool = kv::Config { blocks: scenario.blocks, block_tokens: 4 };
-        let config = batch::Config { step_tokens_max: 24, sequences_max: scenario.cap, vocabulary: VOCABULARY, pool };
+        let config = batch::Config {
+            step_tokens_max: 24,
+            sequences_max: scenario.cap,
+            draft_tokens_max: scenario.draft_tokens_max,
+            vocabulary: VOCABULARY,
+            pool,
+        };
         let (queue, replica) = control(&scenario, 1);
         let probes = scenario.policy == placement::Policy::KvAware;
         let ingress_config = ingress::Config {
@@ -452,7 +464,7 @@ impl Simulation {
             0..=2 => {
                 let rank = self.draw.below(u64::from(self.scenario.ranks)) as u32;
                 self.report.rank_crashes += 1;
-                self.report.preemptions += self.ranks[rank as usize].batch.stats().preemptions;
+                self.count(rank as usize);
                 self.ranks[rank as usize].crash();
                 self.steps.remove(&rank);
                 let attempts = self.replica.placed_on_rank(RankId(rank));
@@ -473,6 +485,14 @@ impl Simulation {
                 self.send(("ingress", 0), Event::Ingress(Box::new(cancel)));
             }
         }
+    }
+
+    /// What a rank did in this life.
+    fn count(&mut self, rank: usize) {
+        let stats = self.ranks[rank].batch.stats();
+        self.report.preemptions += stats.preemptions;
+        self.report.drafts_right += stats.accepted_tokens;
+        self.report.drafts_wrong += stats.drafted_tokens - stats.accepted_tokens;
     }
 
     /// The router or the queue failed: a new cluster, of which nobody remembers the old one's messages.
@@ -531,9 +551,7 @@ impl Simulation {
                 None => self.report.left += 1,
             }
         }
-        for rank in &self.ranks {
-            self.report.preemptions += rank.batch.stats().preemptions;
-        }
+        (0..self.ranks.len()).for_each(|rank| self.count(rank));
         self.report.virtual_us = self.now_us;
         Ok(self.report)
     }

@@ -10,9 +10,18 @@ use starling_core::step::{Drawn, Sampled, Step};
 /// Tokens of a simulated vocabulary.
 pub(crate) const VOCABULARY: u32 = 1000;
 
-/// The model: the next token is a hash of all tokens before it, as the pages hold them.
+/// How far back a model that repeats itself looks.
+const REPEATS_AFTER: usize = 5;
+
+/// The model: the next token is a hash of all tokens before it, as the pages hold them, or the one that the hash says is
+/// repeated.
 pub(crate) fn next_token(tokens: impl Iterator<Item = TokenId>) -> TokenId {
-    tokens.fold(17u32, |hash, token| (hash ^ token).wrapping_mul(0x9e37_79b1).rotate_left(7)) % VOCABULARY
+    let tokens: Vec<TokenId> = tokens.collect();
+    let hash = tokens.iter().fold(17u32, |hash, token| (hash ^ token).wrapping_mul(0x9e37_79b1).rotate_left(7));
+    match tokens.len().checked_sub(REPEATS_AFTER) {
+        Some(at) if hash >> 16 & 7 != 0 => tokens[at],
+        _ => hash % VOCABULARY,
+    }
 }
 
 pub(crate) struct Rank {
@@ -104,8 +113,8 @@ impl Rank {
             for (i, token) in slice.tokens.iter().enumerate() {
                 self.pages[at(slice.start as usize + i)] = *token;
             }
-            if slice.sample.is_some() {
-                let known = slice.start as usize + slice.tokens.len();
+            for draw in slice.draws() {
+                let known = draw.position as usize;
                 let token = next_token((0..known).map(|position| self.pages[at(position)]));
                 sampled.push(Sampled::new(index, Drawn::new(token, -1.0)));
             }

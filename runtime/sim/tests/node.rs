@@ -37,6 +37,22 @@ fn every_policy_serves_everything() {
 }
 
 #[test]
+fn guesses_change_no_token_under_any_fault() {
+    let mut seen = Report::default();
+    for seed in 0..60 {
+        let scenario = Scenario { draft_tokens_max: 1 + seed as u32 % 6, ..Scenario::default() };
+        let report = run(seed, &scenario);
+        assert_eq!(report.failed, 0, "seed {seed}");
+        seen.rank_crashes += report.rank_crashes;
+        seen.preemptions += report.preemptions;
+        seen.drafts_right += report.drafts_right;
+        seen.drafts_wrong += report.drafts_wrong;
+    }
+    let happened = [seen.rank_crashes, seen.preemptions, seen.drafts_right, seen.drafts_wrong];
+    assert!(happened.iter().all(|count| *count > 40), "{seen:?}");
+}
+
+#[test]
 fn equal_seeds_give_equal_runs() {
     for seed in 0..5 {
         assert_eq!(run(seed, &Scenario::default()), run(seed, &Scenario::default()));

@@ -27,7 +27,13 @@ pub fn settings(ranks: u32, blocks: u32) -> Settings {
         suspect_after_us: 2_000_000,
         context_tokens_max: 256,
         prompt_wait_us: 5_000_000,
-        batch: batch::Config { step_tokens_max: 32, sequences_max: 8, vocabulary: VOCABULARY, pool: kv },
+        batch: batch::Config {
+            step_tokens_max: 32,
+            sequences_max: 8,
+            draft_tokens_max: 0,
+            vocabulary: VOCABULARY,
+            pool: kv,
+        },
         replica: replica::Config {
             cap: 8,
             attempts_max: 10,
@@ -40,7 +46,7 @@ pub fn settings(ranks: u32, blocks: u32) -> Settings {
     }
 }
 
-/// A model whose next token is a hash of all tokens so far, read from its pages: a page that was not written, or was
+/// A model whose next token hangs on all tokens so far, read from its pages: a page that was not written, or was
 /// given to another sequence, gives another token.
 struct PagedHash {
     pages: Vec<[TokenId; BLOCK_TOKENS as usize]>,
@@ -55,8 +61,16 @@ pub struct Gate {
     pub panic_at: AtomicU64,
 }
 
+/// How far back the model looks where it repeats itself.
+const REPEATS_AFTER: usize = 5;
+
 fn next_token(tokens: impl Iterator<Item = TokenId>) -> TokenId {
-    tokens.fold(17u32, |h, t| (h ^ t).wrapping_mul(0x9e37_79b1).rotate_left(7)) % VOCABULARY
+    let tokens: Vec<TokenId> = tokens.collect();
+    let hash = tokens.iter().fold(17u32, |h, t| (h ^ t).wrapping_mul(0x9e37_79b1).rotate_left(7));
+    match tokens.len().checked_sub(REPEATS_AFTER) {
+        Some(at) if hash >> 16 & 7 != 0 => tokens[at],
+        _ => hash % VOCABULARY,
+    }
 }
 
 impl Backend for PagedHash {
@@ -75,8 +89,8 @@ impl Backend for PagedHash {
                 let (block, offset) = at(slice.start as usize + i);
                 self.pages[block][offset] = *token;
             }
-            if slice.sample.is_some() {
-                let known = slice.start as usize + slice.tokens.len();
+            for draw in slice.draws() {
+                let known = draw.position as usize;
                 let token = next_token((0..known).map(|p| self.pages[at(p).0][at(p).1]));
                 out.push(Sampled::new(index, Drawn::new(token, -1.0)));
             }

@@ -30,6 +30,8 @@ pub struct Config {
     pub step_tokens_max: u32,
     /// Sequences that hold blocks, or ask for them, at once.
     pub sequences_max: u32,
+    /// Tokens that a decoding sequence guesses at most, to verify them in the same step; 0 guesses none.
+    pub draft_tokens_max: u32,
     /// Tokens that there are. What comes with others is refused.
     pub vocabulary: u32,
     /// The KV manager's pool.
@@ -123,7 +125,7 @@ pub enum Ignored {
         attempt: AttemptKey,
     },
     NoStep,
-    /// A token for a slice that samples none, or a second one.
+    /// A token that no draw of the slice asked for.
     UnaskedToken {
         slice: u32,
     },
@@ -149,6 +151,9 @@ pub struct Stats {
     pub computed_tokens: u64,
     pub produced_tokens: u64,
     pub reused_tokens: u64,
+    /// Guessed tokens that steps verified, and those of them that were right.
+    pub drafted_tokens: u64,
+    pub accepted_tokens: u64,
     pub queued_prefill_tokens: u64,
     pub refused: u64,
     pub ignored: u64,
@@ -165,11 +170,21 @@ pub struct Load {
 }
 
 /// One slice of the step in flight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Part {
     order: Order,
+    /// Known tokens that it computes.
     tokens: u32,
     samples: bool,
+    /// Guesses behind them. Their KV counts only as far as the tokens that are drawn turn out to be the same.
+    drafts: Vec<TokenId>,
+}
+
+impl Part {
+    /// Tokens that are drawn.
+    fn draws(&self) -> usize {
+        usize::from(self.samples) * (self.drafts.len() + 1)
+    }
 }
 
 /// The step planner of one rank.

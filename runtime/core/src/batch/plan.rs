@@ -6,11 +6,12 @@ use crate::kv;
 use crate::step::{Drawn, Sample, Sampled, Slice, Step};
 
 impl Batch {
-    /// The next step: a token of every decoding sequence first, then prefill in number order, up to `step_tokens_max`.
+    /// The next step: a token of every decoding sequence first, then prefill in number order, then guesses of those that
+    /// decode, up to `step_tokens_max`.
     /// `None` while a step is in flight or nothing can be computed.
     ///
     /// # Cost
-    /// Linear in the step's tokens and blocks.
+    /// Linear in the step's tokens and blocks; with guesses, in the tokens of the sequences that decode.
     pub fn plan(&mut self) -> Option<Step> {
         if self.in_flight.is_some() {
             return None;
@@ -24,13 +25,14 @@ impl Batch {
                 let tokens = uncomputed.min(room).min(budget);
                 if (uncomputed == 1) == decoding && tokens > 0 {
                     budget -= tokens;
-                    parts.push(Part { order, tokens, samples: tokens == uncomputed });
+                    parts.push(Part { order, tokens, samples: tokens == uncomputed, drafts: Vec::new() });
                 }
             }
         }
         if parts.is_empty() {
             return None;
         }
+        self.draft(&mut parts, budget);
         let slices = parts.iter().filter_map(|part| self.slice(part)).collect();
         for part in &parts {
             if let Some(running) = self.running.get_mut(&part.order) {
@@ -39,6 +41,23 @@ impl Batch {
         }
         self.in_flight = Some(parts);
         Some(Step { slices })
+    }
+
+    /// Guesses with what everyone's share left of the step, so that a guess delays nobody.
+    fn draft(&self, parts: &mut [Part], mut budget: u32) {
+        for part in parts {
+            let Some(running) = self.running.get(&part.order).filter(|running| running.uncomputed() == 1) else {
+                continue;
+            };
+            let room = running.covered(self.config.pool.block_tokens) - running.known.len();
+            // Behind the last guess another token is drawn.
+            let left = running.known.tokens_max.saturating_sub(running.known.len() + 1);
+            let most = self.config.draft_tokens_max.min(room).min(left).min(budget);
+            if most > 0 {
+                part.drafts = running.known.guess(most as usize);
+                budget -= part.drafts.len() as u32;
+            }
+        }
     }
 
     /// Whether `plan` would give a step.
@@ -51,18 +70,18 @@ impl Batch {
     fn slice(&self, part: &Part) -> Option<Slice> {
         let running = self.running.get(&part.order)?;
         let (start, end) = (running.computed, running.computed + part.tokens);
-        let blocks = end.div_ceil(self.config.pool.block_tokens) as usize;
+        let blocks = (end + part.drafts.len() as u32).div_ceil(self.config.pool.block_tokens) as usize;
         let known = &running.known;
         let sample = || Sample {
             sampling: known.generation.sampling.clone(),
             child: known.child,
             position: end,
-            drafts: 0,
+            drafts: part.drafts.len() as u32,
             history: known.history(),
         };
         Some(Slice {
             attempt: part.order.attempt,
-            tokens: known.tokens[start as usize..end as usize].to_vec(),
+            tokens: known.tokens[start as usize..end as usize].iter().chain(&part.drafts).copied().collect(),
             start,
             blocks: running.blocks[..blocks].to_vec(),
             sample: part.samples.then(sample),
@@ -79,7 +98,7 @@ impl Batch {
         let emitted_at = out.len();
         let mut frames = Vec::new();
         for (at, (part, drawn)) in parts.into_iter().zip(drawn).enumerate() {
-            if part.samples && drawn.is_none() {
+            if part.samples && drawn.is_empty() {
                 self.ignore(Ignored::MissingToken { slice: at as u32 }, out);
             }
             frames.extend(self.part_done(part, drawn, out));
@@ -89,44 +108,45 @@ impl Batch {
         }
     }
 
-    /// The token of each part, as far as one was asked for and came.
-    fn drawn(&mut self, parts: &[Part], sampled: Vec<Sampled>, out: &mut Vec<Effect>) -> Vec<Option<Drawn>> {
-        let mut drawn = vec![None; parts.len()];
+    /// The tokens of each part, as far as they were asked for and came.
+    fn drawn(&mut self, parts: &[Part], sampled: Vec<Sampled>, out: &mut Vec<Effect>) -> Vec<Vec<Drawn>> {
+        let mut drawn = vec![Vec::new(); parts.len()];
         for one in sampled {
             let at = one.slice as usize;
-            let asked = parts.get(at).is_some_and(|part| part.samples);
+            let asked = parts.get(at).map_or(0, Part::draws);
             match drawn.get_mut(at) {
-                Some(slot @ None) if asked => *slot = Some(one.drawn),
+                Some(tokens) if tokens.len() < asked => tokens.push(one.drawn),
                 _ => self.ignore(Ignored::UnaskedToken { slice: one.slice }, out),
             }
         }
         drawn
     }
 
-    fn part_done(&mut self, part: Part, drawn: Option<Drawn>, out: &mut Vec<Effect>) -> Option<Frame> {
+    fn part_done(&mut self, part: Part, drawn: Vec<Drawn>, out: &mut Vec<Effect>) -> Option<Frame> {
         let running = self.running.get_mut(&part.order)?;
         running.in_step = false;
         let doom = running.doom.take();
         // Without its token, the last position must be computed again: there is nothing else to draw one from.
-        let lost = part.samples && drawn.is_none();
+        let lost = part.samples && drawn.is_empty();
         running.computed += part.tokens - u32::from(lost);
-        self.totals.computed_tokens += u64::from(part.tokens);
+        self.totals.computed_tokens += u64::from(part.tokens) + part.drafts.len() as u64;
+        self.totals.drafted_tokens += part.drafts.len() as u64;
         let cancelled = match doom {
             Some(Doom::Cancel { steps }) => Some(self.totals.steps - steps),
             _ => None,
         };
         let mut frame = None;
-        if let Some(drawn) = drawn.filter(|_| cancelled.is_none()) {
-            let known = &mut running.known;
-            let first_position = known.produced();
-            known.push(drawn.token);
-            self.totals.produced_tokens += 1;
+        if !drawn.is_empty() && cancelled.is_none() {
+            let first_position = running.known.produced();
+            let tokens = running.take(drawn, &part.drafts);
+            self.totals.produced_tokens += tokens.len() as u64;
+            self.totals.accepted_tokens += tokens.len() as u64 - 1;
             frame = Some(Frame {
                 attempt: part.order.attempt,
                 first_position,
-                tokens: vec![drawn],
-                cached_tokens: known.cached_tokens.unwrap_or(0),
-                finished: known.finished(),
+                tokens,
+                cached_tokens: running.known.cached_tokens.unwrap_or(0),
+                finished: running.known.finished(),
             });
         }
         self.tell(part.order, out);

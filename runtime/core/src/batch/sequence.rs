@@ -4,8 +4,13 @@ use super::Sequence;
 use crate::ids::{AttemptKey, BlockId, RequestNumber, TokenId};
 use crate::kv::identity::Scope;
 use crate::request::{Finish, Generation};
-use crate::step::History;
+use crate::step::{Drawn, History};
 use std::sync::Arc;
+
+/// Tokens that must stand elsewhere in the sequence for a guess. Fewer match by chance, more miss what repeats.
+pub(super) const DRAFT_MATCH_TOKENS: usize = 3;
+/// How far back they are looked for: beyond it, looking costs more than a token computed for nothing.
+const DRAFT_LOOKBACK_TOKENS: usize = 16_384;
 
 /// Who goes first: the lower request number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +63,28 @@ impl Known {
     pub fn history(&self) -> Option<History> {
         let history = || History { tokens: Arc::clone(&self.tokens), prompt_tokens: self.prompt_tokens };
         self.generation.sampling.has_penalties().then(history)
+    }
+
+    /// What may come next, by looking up what came after the last tokens when they stood in the sequence before: the latest
+    /// such place, read on as if it repeated itself. At most `count` tokens; none where there is no such place.
+    ///
+    /// # Cost
+    /// Linear in the sequence, up to a bound.
+    pub fn guess(&self, count: usize) -> Vec<TokenId> {
+        let (tokens, length) = (&self.tokens[..], self.tokens.len());
+        let Some(pattern) = length.checked_sub(DRAFT_MATCH_TOKENS).map(|at| &tokens[at..]) else {
+            return Vec::new();
+        };
+        let from = length.saturating_sub(DRAFT_LOOKBACK_TOKENS);
+        let mut places = tokens[from..length - 1].windows(DRAFT_MATCH_TOKENS);
+        let Some(place) = places.rposition(|window| window == pattern) else {
+            return Vec::new();
+        };
+        let mut guessed: Vec<TokenId> = Vec::with_capacity(count);
+        for at in (from + place + DRAFT_MATCH_TOKENS..).take(count) {
+            guessed.push(if at < length { tokens[at] } else { guessed[at - length] });
+        }
+        guessed
     }
 
     pub fn produced(&self) -> u32 {
@@ -156,6 +183,23 @@ impl Running {
     /// Known tokens without KV: 1 when decoding, more in prefill.
     pub fn uncomputed(&self) -> u32 {
         self.known.len() - self.computed
+    }
+
+    /// Takes the drawn tokens, at least one, as far as they stand: each behind the first was drawn behind a guess, and stands
+    /// only if that guess was right and the sequence is not over before it. The KV of right guesses is written.
+    pub fn take(&mut self, drawn: Vec<Drawn>, drafts: &[TokenId]) -> Vec<Drawn> {
+        let mut taken: Vec<Drawn> = Vec::with_capacity(drawn.len());
+        for one in drawn {
+            if let Some(last) = taken.last() {
+                if drafts.get(taken.len() - 1) != Some(&last.token) || self.known.finished().is_some() {
+                    break;
+                }
+                self.computed += 1;
+            }
+            self.known.push(one.token);
+            taken.push(one);
+        }
+        taken
     }
 
     /// The next token has no place.

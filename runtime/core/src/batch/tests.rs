@@ -1,5 +1,6 @@
 //! Rules of the planner one by one, then random runs of a whole rank.
 
+mod drafts;
 mod rank;
 
 use super::*;
@@ -9,7 +10,8 @@ use proptest::prelude::*;
 use rank::{End, Rank, STOPS, attempt, undisturbed};
 
 const POOL: kv::Config = kv::Config { blocks: 64, block_tokens: 4 };
-const CONFIG: Config = Config { step_tokens_max: 16, sequences_max: 8, vocabulary: 100, pool: POOL };
+const CONFIG: Config =
+    Config { step_tokens_max: 16, sequences_max: 8, draft_tokens_max: 0, vocabulary: 100, pool: POOL };
 
 fn sequence(number: u64, tokens: &[TokenId], max_new_tokens: u32) -> Sequence {
     Sequence {
@@ -444,6 +446,7 @@ fn inputs_and_effects_survive_serde() {
 struct Shape {
     step_tokens_max: u32,
     sequences_max: u32,
+    draft_tokens_max: u32,
     blocks: u32,
     block_tokens: u32,
 }
@@ -468,12 +471,15 @@ enum Op {
 }
 
 fn shapes() -> impl Strategy<Value = Shape> {
-    (1u32..20, 1u32..6, 3u32..24, 1u32..6).prop_map(|(step_tokens_max, sequences_max, blocks, block_tokens)| Shape {
-        step_tokens_max,
-        sequences_max,
-        blocks,
-        block_tokens,
-    })
+    (1u32..20, 1u32..6, 0u32..6, 3u32..24, 1u32..6).prop_map(
+        |(step_tokens_max, sequences_max, draft_tokens_max, blocks, block_tokens)| Shape {
+            step_tokens_max,
+            sequences_max,
+            draft_tokens_max,
+            blocks,
+            block_tokens,
+        },
+    )
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -502,8 +508,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 /// Plays the operations, then lets everything end, and compares each stream with its undisturbed run.
 fn play(shape: &Shape, ops: Vec<Op>) -> Rank {
     let pool = kv::Config { blocks: shape.blocks, block_tokens: shape.block_tokens };
-    let Shape { step_tokens_max, sequences_max, .. } = *shape;
-    let mut rank = Rank::new(Config { step_tokens_max, sequences_max, pool, ..CONFIG });
+    let Shape { step_tokens_max, sequences_max, draft_tokens_max, .. } = *shape;
+    let mut rank = Rank::new(Config { step_tokens_max, sequences_max, draft_tokens_max, pool, ..CONFIG });
     for (at, op) in ops.into_iter().enumerate() {
         let admitted = rank.streams.len();
         let nth = |n: usize| n.checked_rem(admitted);
@@ -568,6 +574,7 @@ proptest! {
 #[test]
 fn random_runs_meet_what_they_are_meant_to_meet() {
     let (mut preemptions, mut cancelled_in_step, mut reused, mut evicted, mut refused) = (0, 0, 0, 0, 0);
+    let (mut right, mut wrong) = (0, 0);
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut draw = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -577,6 +584,7 @@ fn random_runs_meet_what_they_are_meant_to_meet() {
         let shape = Shape {
             step_tokens_max: 1 + draw(20) as u32,
             sequences_max: 1 + draw(6) as u32,
+            draft_tokens_max: draw(6) as u32,
             blocks: 4 + draw(16) as u32,
             block_tokens: 1 + draw(5) as u32,
         };
@@ -602,8 +610,10 @@ fn random_runs_meet_what_they_are_meant_to_meet() {
         cancelled_in_step += stats.cancel_steps;
         reused += stats.reused_tokens;
         refused += stats.refused;
+        right += stats.accepted_tokens;
+        wrong += stats.drafted_tokens - stats.accepted_tokens;
         evicted += rank.kv.stats().evicted_blocks;
     }
-    let met = [preemptions, cancelled_in_step, reused, refused, evicted];
+    let met = [preemptions, cancelled_in_step, reused, refused, evicted, right, wrong];
     assert!(met.into_iter().all(|count| count > 50), "{met:?}");
 }

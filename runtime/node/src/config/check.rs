@@ -19,6 +19,8 @@ const STEP_TOKENS: RangeInclusive<u32> = 1..=1 << 20;
 /// One token of prompt and one to generate; positions are 32-bit.
 const CONTEXT_TOKENS: RangeInclusive<u32> = 2..=1 << 24;
 const SEQUENCES: RangeInclusive<u32> = 1..=4096;
+/// A guess this far ahead is hardly ever right, and each costs as much as a token of prefill.
+const DRAFT_TOKENS: RangeInclusive<u32> = 0..=64;
 const THREADS: RangeInclusive<u32> = 1..=1024;
 const KV_MEMORY_MIN: u64 = 1 << 20;
 const BODY_LIMIT: RangeInclusive<u64> = 1 << 10..=1 << 30;
@@ -167,6 +169,7 @@ impl Problems {
         }
         self.range("engine.step-tokens-max", engine.step_tokens_max, STEP_TOKENS, "");
         self.range("engine.sequences-max", engine.sequences_max, SEQUENCES, "");
+        self.range("engine.draft-tokens-max", engine.draft_tokens_max, DRAFT_TOKENS, "");
         if engine.step_tokens_max < engine.sequences_max {
             let (step, sequences) = (engine.step_tokens_max, engine.sequences_max);
             let what = format!("{step} is less than engine.sequences-max {sequences}: each decodes one token a step");

@@ -81,6 +81,7 @@ mod tests {
         "api.text-cache",
         "cluster.stream-wait-s",
         "drain.drain-timeout",
+        "engine.draft-tokens-max",
         "engine.kv-memory",
         "engine.step-tokens-max",
         "engine.threads",

@@ -113,6 +113,9 @@ pub struct Engine {
     pub step_tokens_max: u32,
     /// Sequences that one rank runs at most.
     pub sequences_max: u32,
+    /// Tokens that a sequence guesses at most in each step, by what followed its last tokens earlier, and verifies in the same
+    /// step. Answers are the same; those that repeat themselves come faster. 0 guesses none.
+    pub draft_tokens_max: u32,
     pub timed: Timed,
 }
 
@@ -247,6 +250,7 @@ impl Default for Engine {
             context_tokens_max: None,
             step_tokens_max: 512,
             sequences_max: 64,
+            draft_tokens_max: 0,
             timed: Timed::default(),
         }
     }

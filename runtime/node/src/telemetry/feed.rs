@@ -219,6 +219,12 @@ impl Observer for Metrics {
         if most > metrics.cancel_steps_max.get() {
             metrics.cancel_steps_max.set(most);
         }
+        let drafted = grown(old_batch.drafted_tokens, batch.drafted_tokens);
+        if drafted > 0 {
+            let rank = rank.0.to_string();
+            metrics.drafted.with([&rank]).inc_by(drafted);
+            metrics.accepted.with([&rank]).inc_by(grown(old_batch.accepted_tokens, batch.accepted_tokens));
+        }
         let evicted = grown(old_kv.evicted_blocks, kv.evicted_blocks);
         if evicted > 0 {
             metrics.kv_evicted.with([&rank.0.to_string()]).inc_by(evicted);

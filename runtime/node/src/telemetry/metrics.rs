@@ -184,6 +184,10 @@ metrics! {
         "One step of a rank.");
     step_tokens: Labelled<Counter, 1> = |r| r.counter("starling_step_tokens", ["rank"],
         "Tokens that steps computed, prefill and decode.");
+    drafted: Labelled<Counter, 1> = |r| r.counter("starling_draft_tokens", ["rank"],
+        "Tokens that sequences guessed ahead and steps verified.");
+    accepted: Labelled<Counter, 1> = |r| r.counter("starling_draft_accepted_tokens", ["rank"],
+        "Guessed tokens that were right: each saved its sequence a step.");
     steps_dummy: Labelled<Counter, 1> = |r| r.counter("starling_steps_dummy", ["rank"],
         "In lockstep, rounds in which a rank had no step to run while requests were active: it took part as a padded rank.");
     steps_late: Labelled<Counter, 1> = |r| r.counter("starling_steps_late", ["rank"],
