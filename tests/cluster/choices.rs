@@ -24,7 +24,7 @@ async fn choices_penalties_and_logprobs_cross_nodes_and_change_nothing() {
     assert_eq!((far.header("x-starling-ingress"), far.header("x-starling-node")), ("node-0", "node-1"));
     // On the ranks of other nodes, and with the prefix in place or not.
     let near = cluster.client(1).chat(&chat).await;
-    let other = cluster.client(1).chat(&Chat { rank: Some(0), ..chat.clone() }).await;
+    let other = cluster.client(1).chat(&Chat { rank: Some(0), conversation: "elsewhere", ..chat.clone() }).await;
     assert_eq!(other.header("x-starling-node"), "node-0");
     assert_eq!((choices(&far), choices(&far)), (choices(&near), choices(&other)));
 

@@ -1,6 +1,6 @@
 //! Several choices for one prompt, and what is told of their tokens.
 
-use crate::script::{Fate, Request, Server, chat_body, chunks_of, completion_body, events_of, json_of};
+use crate::script::{Fate, Request, Scored, Server, chat_body, chunks_of, completion_body, events_of, json_of};
 use serde_json::{Value, json};
 use starling_core::rejection::Rejection;
 use starling_core::request::{Adjustment, Finish};
@@ -223,7 +223,7 @@ async fn everything_about_sampling_reaches_the_engine() {
 }
 
 /// What the engine says in the tests of logprobs.
-const SCORED: [(u8, f32, &[(u8, f32)]); 2] =
+const SCORED: [Scored<'_>; 2] =
     [(b'h', -0.5, &[(b'h', -0.5), (b'j', -1.5)]), (b'i', -2.0, &[(b'o', -0.25), (b'a', -1.75)])];
 
 fn chat_token(token: &str, logprob: f32) -> Value {

@@ -35,6 +35,9 @@ pub enum Fate {
     Cancelled,
 }
 
+/// A byte, its logprob, and the most probable bytes with theirs.
+pub type Scored<'a> = (u8, f32, &'a [(u8, f32)]);
+
 /// One submitted request, in the hands of the test.
 pub struct Request {
     pub submission: Submission,
@@ -54,7 +57,7 @@ impl Request {
     }
 
     /// Sends one token for each of these bytes with what the model thought of it: its logprob, and the most probable bytes.
-    pub fn score(&self, scored: &[(u8, f32, &[(u8, f32)])]) {
+    pub fn score(&self, scored: &[Scored<'_>]) {
         let id = |byte: u8| FIRST_BYTE + TokenId::from(byte);
         let tokens = scored.iter().map(|(byte, logprob, top)| {
             let top = top.iter().map(|(byte, logprob)| (id(*byte), *logprob)).collect();
