@@ -195,7 +195,7 @@ def log_probabilities_are_told_of_each_token():
 
 
 @suite.check
-def penalties_and_biases_change_the_answer_and_seeds_do_not_wear_off():
+def the_same_penalties_and_biases_give_the_same_answer():
     def ask(**more):
         answer = CLIENT.chat.completions.create(
             model=MODEL, messages=user("Say the word tree again and again."), max_tokens=10, temperature=0.7, seed=5, **more

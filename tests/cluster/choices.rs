@@ -1,6 +1,7 @@
 //! Choices and what is told of their tokens, asked of one node and computed on another.
 
 use super::client::{Answer, Chat};
+use super::process::eventually;
 use super::rig::{self, Cluster};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -47,4 +48,32 @@ async fn choices_penalties_and_logprobs_cross_nodes_and_change_nothing() {
     let alone = cluster.client(1).chat(&Chat { with: alone, ..chat }).await;
     assert_eq!(choices(&alone)[..], told[..1]);
     assert!(far.body["usage"]["prompt_tokens"] == alone.body["usage"]["prompt_tokens"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drafts_change_no_answer_and_are_counted() {
+    let folder = TempDir::new().unwrap();
+    let model = rig::model(folder.path());
+    // Held to three tokens, even a model of random weights repeats itself.
+    let with = json!({ "n": 2, "temperature": 0.9, "seed": 3, "logprobs": true, "frequency_penalty": 0.1,
+        "logit_bias": { "70": 60, "71": 60, "72": 60 }, "ignore_eos": true });
+    let chat = Chat { with, max_tokens: 60, rank: Some(1), ..Chat::new("birds", OPENING) };
+    let mut told = Vec::new();
+    for drafts in [0, 4] {
+        let more = format!("engine.threads = 1\nengine.draft-tokens-max = {drafts}\n");
+        let cluster = Cluster::computing(2, &model, &more).await;
+        let answer = cluster.client(0).chat(&chat).await;
+        assert_eq!(answer.header("x-starling-node"), "node-1");
+        told.push(choices(&answer).clone());
+        if drafts > 0 {
+            eventually("node-1 tells of its drafts", async || {
+                let metrics = cluster.client(1).metrics().await;
+                let count = |name| metrics.sum(name, &[("rank", "1")]);
+                let [all, right] = ["starling_draft_tokens_total", "starling_draft_accepted_tokens_total"].map(count);
+                if 0.0 < right && right < all { Ok(()) } else { Err(format!("{right} of {all}")) }
+            })
+            .await;
+        }
+    }
+    assert_eq!(told[0], told[1]);
 }
