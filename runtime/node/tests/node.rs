@@ -6,8 +6,11 @@ use collector::{Collector, text};
 use serde_json::{Value, json};
 use starling::assembly::Node;
 use starling::config::{Config, Sources, set};
-use starling_gpu::testing::TinyModel;
+use starling_gpu::dequant::TensorType;
+use starling_gpu::gguf::{Array, Value as GgufValue};
+use starling_gpu::testing::{CHAT_TEMPLATE, CONTROL_TOKENS, TinyModel};
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -21,22 +24,29 @@ struct Rig {
     _folder: TempDir,
 }
 
+fn config(model: &Path, keys: &[(&str, toml::Value)]) -> Config {
+    let mut flags = toml::Table::new();
+    set(&mut flags, "model.path", model.display().to_string());
+    set(&mut flags, "api.listen", "127.0.0.1:0");
+    set(&mut flags, "admin.listen", "127.0.0.1:0");
+    set(&mut flags, "ranks.count", 2);
+    set(&mut flags, "engine.kv-memory", "8MiB");
+    for (key, value) in keys {
+        set(&mut flags, key, value.clone());
+    }
+    Config::load(&Sources { flags, ..Sources::default() }).unwrap()
+}
+
 impl Rig {
     async fn start(keys: &[(&str, toml::Value)]) -> Self {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("tiny.gguf");
         TinyModel::default().write(&path).unwrap();
-        let mut flags = toml::Table::new();
-        set(&mut flags, "model.path", path.display().to_string());
-        set(&mut flags, "api.listen", "127.0.0.1:0");
-        set(&mut flags, "admin.listen", "127.0.0.1:0");
-        set(&mut flags, "ranks.count", 2);
-        set(&mut flags, "engine.kv-memory", "8MiB");
-        for (key, value) in keys {
-            set(&mut flags, key, value.clone());
-        }
-        let config = Config::load(&Sources { flags, ..Sources::default() }).unwrap();
-        let node = Node::start(&config).await.unwrap();
+        Self::serve(folder, &path, keys).await
+    }
+
+    async fn serve(folder: TempDir, model: &Path, keys: &[(&str, toml::Value)]) -> Self {
+        let node = Node::start(&config(model, keys)).await.unwrap();
         Self { node, client: reqwest::Client::new(), _folder: folder }
     }
 
@@ -117,6 +127,82 @@ async fn turns_of_a_conversation_share_a_rank_and_a_growing_prefix() {
     let (_, metrics) = rig.admin("/metrics").await;
     assert!(metrics.contains("vllm:prefix_cache_hits_total"), "{metrics}");
     rig.node.drain().await;
+}
+
+/// A model as it is published on hubs, with the tokenizer of the same model's GGUF file.
+fn write_folder(model: &TinyModel, path: &Path) {
+    model.folder_writer().write(path).unwrap();
+    let gguf = model.gguf();
+    let tokens = gguf.get_str_array("tokenizer.ggml.tokens").unwrap().unwrap();
+    let vocabulary: serde_json::Map<String, Value> =
+        tokens.iter().zip(0..).map(|(t, id)| (t.clone(), json!(id))).collect();
+    let added = CONTROL_TOKENS.iter().zip(0..).map(|(name, id)| {
+        json!({ "id": id, "content": name, "special": true, "normalized": false, "single_word": false, "lstrip": false,
+            "rstrip": false })
+    });
+    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": null, "post_processor": null, "decoder": byte_level,
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [{ "type": "Digits", "individual_digits": true }, byte_level] },
+        "model": { "type": "BPE", "vocab": vocabulary, "merges": gguf.get_str_array("tokenizer.ggml.merges").unwrap().unwrap() },
+    });
+    let config = json!({ "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE });
+    std::fs::write(path.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(path.join("tokenizer_config.json"), config.to_string()).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_folder_answers_as_the_file_of_the_same_model_does() {
+    let model = TinyModel { kind: TensorType::F32, ..TinyModel::default() };
+    let messages = json!([{ "role": "user", "content": "the hen on 12 <|im_end|> é 😀" }]);
+    let mut answers = Vec::new();
+    for is_folder in [true, false] {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join(if is_folder { "tiny" } else { "tiny.gguf" });
+        match is_folder {
+            true => write_folder(&model, &path),
+            false => model.write(&path).unwrap(),
+        }
+        let rig = Rig::serve(folder, &path, &[]).await;
+        let (body, _) = rig.chat(&messages, "a").await;
+        answers.push((body["choices"].clone(), body["usage"].clone()));
+        rig.node.drain().await;
+    }
+    assert_eq!(answers[0], answers[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tokenizer_of_another_model_is_refused_with_both_numbers_and_the_file() {
+    let folder = TempDir::new().unwrap();
+    let refusal = async |path: &Path| match Node::start(&config(path, &[])).await {
+        Ok(_) => panic!("it starts"),
+        Err(error) => error.to_string(),
+    };
+    let model = TinyModel { kind: TensorType::F32, ..TinyModel::default() };
+    let (file, directory) = (folder.path().join("tiny.gguf"), folder.path().join("tiny"));
+    let mut writer = model.writer();
+    let tokens = model.gguf().get_str_array("tokenizer.ggml.tokens").unwrap().unwrap().to_vec();
+    let last = tokens.len();
+    let more = tokens.into_iter().chain(["zzz".into()]).collect();
+    writer.set("tokenizer.ggml.tokens", GgufValue::Array(Array::Str(more)));
+    writer.set("tokenizer.ggml.token_type", GgufValue::Array(Array::I32(vec![1; last + 1])));
+    std::fs::write(&file, writer.to_bytes().0).unwrap();
+    let wanted = format!("{}: the tokenizer has {} tokens, the model's embedding {last}", file.display(), last + 1);
+    assert_eq!(refusal(&file).await, wanted);
+
+    write_folder(&model, &directory);
+    let tokenizer = std::fs::read_to_string(directory.join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&tokenizer).unwrap();
+    tokenizer["model"]["vocab"]["zzz"] = json!(last);
+    std::fs::write(directory.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let wanted =
+        format!("{}: the tokenizer has {} tokens, the model's embedding only {last}", directory.display(), last + 1);
+    assert_eq!(refusal(&directory).await, wanted);
+
+    std::fs::remove_file(directory.join("tokenizer.json")).unwrap();
+    let wanted = format!("{}: tokenizer.json: is missing from the model's folder", directory.display());
+    assert_eq!(refusal(&directory).await, wanted);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,9 +9,8 @@ use starling_core::ids::{RankId, TokenId};
 use starling_gpu::Backend;
 use starling_gpu::check::Bounds;
 use starling_gpu::cpu::{CpuBackend, CpuConfig};
-use starling_gpu::gguf::{Gguf, ModelError};
 use starling_gpu::llama::{Model, ModelConfig};
-use starling_gpu::source::Source;
+use starling_gpu::source::{ModelError, Source};
 use starling_gpu::timed::{TimedBackend, TimedConfig};
 use starling_gpu::weights::Arithmetic;
 use starling_serving::Backends;
@@ -57,11 +56,14 @@ impl Loaded {
             ModelSource::Path(path) => path,
             ModelSource::Named(name) => fetch::model(&name)?,
         };
-        let file = Gguf::open(&path)?;
-        let text = TextModel::from_gguf(&file).map_err(|error| LoadError::Text { path, error })?;
-        let owned_by = file.get_str("general.organization")?.unwrap_or("starling").to_owned();
-        let source = Source::from(file);
+        let source = Source::open(&path)?;
         let sizes = ModelConfig::read(&source)?;
+        let text = text(&source, sizes.vocabulary).map_err(|error| LoadError::Text { path, error })?;
+        let owned_by = match source.gguf() {
+            Some(file) => file.get_str("general.organization")?,
+            None => None,
+        };
+        let owned_by = owned_by.unwrap_or("starling").to_owned();
         let arithmetic = match config.engine.arithmetic {
             config::Arithmetic::Int8 => Arithmetic::Int8,
             config::Arithmetic::Exact => Arithmetic::Exact,
@@ -160,6 +162,20 @@ impl Loaded {
             decode_per_sequence: config.engine.timed.decode_per_sequence.duration(),
             excluded: (0..vocabulary).filter(silent).collect(),
         }
+    }
+}
+
+/// The text side, of as many tokens as the embedding has rows. A folder's may have fewer: such embeddings are padded.
+fn text(source: &Source, embedding: u32) -> Result<TextModel, TextError> {
+    match source {
+        Source::Gguf(file) => {
+            let text = TextModel::from_gguf(file)?;
+            match text.tokenizer.vocabulary_tokens() {
+                tokens if tokens == embedding => Ok(text),
+                tokens => Err(TextError::VocabularyDiffers { tokens, embedding }),
+            }
+        }
+        Source::Folder(folder) => TextModel::from_folder(folder.path(), embedding),
     }
 }
 

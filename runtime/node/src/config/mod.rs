@@ -84,11 +84,12 @@ pub struct Admin {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct Model {
-    /// Model file (GGUF). Excludes `name`; the one that comes later in the order of sources wins.
+    /// Model file (GGUF), or a folder with `config.json`, `tokenizer.json` and weights as safetensors. Excludes `name`; the
+    /// one that comes later in the order of sources wins.
     pub path: Option<PathBuf>,
     /// A model that is fetched once and cached: `smollm2`, which is what is served when neither is given.
     pub name: Option<String>,
-    /// What clients call the model; by default its name, or the file's name without its ending.
+    /// What clients call the model; by default its name, or the file's name without its ending `.gguf`, or the folder's.
     pub id: Option<String>,
 }
 
@@ -325,7 +326,10 @@ impl Model {
         id.unwrap_or_else(|| match self.source() {
             ModelSource::Named(name) => name,
             ModelSource::Path(path) => {
-                path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
+                // Names of folders have dots that begin no ending.
+                let is_file = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+                let name = if is_file { path.file_stem() } else { path.file_name() };
+                name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
             }
         })
     }

@@ -65,6 +65,7 @@ fn the_later_way_to_name_the_model_replaces_the_earlier() {
     let text = "model.path = '/m/tiny.gguf'";
     assert_eq!(load(text, &[], &[]).unwrap().model.source(), ModelSource::Path("/m/tiny.gguf".into()));
     assert_eq!(load(text, &[], &[]).unwrap().model.id(), "tiny");
+    assert_eq!(load("model.path = '/m/Tiny-1.5'", &[], &[]).unwrap().model.id(), "Tiny-1.5");
     let named = load(text, &[("STARLING__MODEL__NAME", "smollm2")], &[]).unwrap();
     assert_eq!(named.model.source(), ModelSource::Named("smollm2".into()));
     let flag = load(text, &[("STARLING__MODEL__NAME", "smollm2")], &[("model.path", "/x.gguf")]).unwrap();
