@@ -85,6 +85,7 @@ const LAYERS: &[Layer] = &[
 const NODE_ONLY: &[&str] = &[
     "axum",
     "clap",
+    "hf-hub",
     "indicatif",
     "minijinja",
     "openraft",

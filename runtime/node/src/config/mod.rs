@@ -19,6 +19,7 @@ pub use load::{ConfigError, Origin, Problem, Sources, set};
 pub use placement::Placement;
 pub use units::{HostPort, Period, REDACTED, Secret, Size, UnitError};
 
+use crate::fetch::HubName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -87,7 +88,8 @@ pub struct Model {
     /// Model file (GGUF), or a folder with `config.json`, `tokenizer.json` and weights as safetensors. Excludes `name`; the
     /// one that comes later in the order of sources wins.
     pub path: Option<PathBuf>,
-    /// A model that is fetched once and cached: `smollm2`, which is what is served when neither is given.
+    /// A model that is fetched once and cached: `smollm2`, which is what is served when neither is given, or one of the
+    /// Hugging Face hub, as `hf:OWNER/NAME` or `hf:OWNER/NAME/FILE.gguf`, with `@REVISION` if need be.
     pub name: Option<String>,
     /// What clients call the model; by default its name, or the file's name without its ending `.gguf`, or the folder's.
     pub id: Option<String>,
@@ -308,7 +310,7 @@ impl Default for Telemetry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
     Path(PathBuf),
-    /// One of `fetch::NAMES`.
+    /// One of `fetch::NAMES`, or a model of the hub.
     Named(String),
 }
 
@@ -324,7 +326,7 @@ impl Model {
     pub fn id(&self) -> String {
         let id = self.id.clone();
         id.unwrap_or_else(|| match self.source() {
-            ModelSource::Named(name) => name,
+            ModelSource::Named(name) => name.parse().map_or(name, |hub: HubName| hub.id()),
             ModelSource::Path(path) => {
                 // Names of folders have dots that begin no ending.
                 let is_file = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
