@@ -79,17 +79,23 @@ impl Sampler {
         }
         self.weights.resize(logits.len(), 0.0);
         let log_sum = exp_all(logits, raw_peak, 1.0, &mut self.weights).ln();
-        let token = match draw.adjustment() {
-            None => self.choose(logits, raw_peak, draw),
-            Some(adjustment) => {
-                let mut adjusted = std::mem::take(&mut self.adjusted);
-                adjusted.clear();
-                adjusted.extend_from_slice(logits);
+        let token = if draw.adjustment().is_none() && draw.banned.is_empty() {
+            self.choose(logits, raw_peak, draw)
+        } else {
+            let mut adjusted = std::mem::take(&mut self.adjusted);
+            adjusted.clear();
+            adjusted.extend_from_slice(logits);
+            if let Some(adjustment) = draw.adjustment() {
                 self.adjust(&mut adjusted, adjustment, draw);
-                let token = self.choose(&adjusted, finite_max(&adjusted), draw);
-                self.adjusted = adjusted;
-                token
             }
+            for &token in draw.banned {
+                if let Some(logit) = adjusted.get_mut(token as usize) {
+                    *logit = f32::MIN;
+                }
+            }
+            let token = self.choose(&adjusted, finite_max(&adjusted), draw);
+            self.adjusted = adjusted;
+            token
         };
         let logprob = |token: TokenId| (f64::from(logits[token as usize] - raw_peak) - log_sum) as f32;
         let top = highest(logits, draw.sampling.top_logprobs as usize);

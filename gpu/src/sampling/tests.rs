@@ -7,7 +7,7 @@ fn sampling(temperature: f32, top_k: u32, top_p: f32) -> Sampling {
 }
 
 fn at(sampling: &Sampling, position: u32) -> Draw<'_> {
-    Draw { row: 0, sampling, child: 0, position, history: None, drafts: &[] }
+    Draw { row: 0, sampling, child: 0, position, history: None, drafts: &[], banned: &[] }
 }
 
 fn drawn(logits: &[f32], sampling: &Sampling) -> TokenId {
@@ -174,6 +174,21 @@ fn a_bias_is_added_after_the_penalties_and_can_ban_and_force() {
     assert_eq!(behind(vec![(1, -100.0)]), 0);
     assert_eq!(behind(vec![(2, 100.0)]), 2);
     assert_eq!(behind(vec![(1, -60.0), (1, 60.0), (7, 100.0)]), 1, "entries add up, and none is outside");
+}
+
+#[test]
+fn a_banned_token_is_not_drawn_whatever_speaks_for_it() {
+    let bias = Adjustment { logit_bias: vec![(1, 100.0)], ..Adjustment::default() };
+    for temperature in [0.0, 1.0] {
+        for adjustment in [None, bias.clone().unless_neutral()] {
+            let sampling = Sampling { temperature, adjustment, ..Sampling::default() };
+            for position in 0..200 {
+                let draw = Draw { banned: &[1, 2, 999], ..at(&sampling, position) };
+                let drawn = Sampler::default().draw(&[0.5, 9.0, 3.0, 0.4], &draw).expect("finite").token;
+                assert!(drawn == 0 || (drawn == 3 && temperature > 0.0), "{drawn}");
+            }
+        }
+    }
 }
 
 #[test]

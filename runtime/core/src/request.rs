@@ -142,6 +142,8 @@ pub struct Generation {
     pub sampling: Sampling,
     /// Tokens to generate at most, counted over all attempts.
     pub max_new_tokens: u32,
+    /// Tokens to generate before one that ends the sequence may be drawn, counted over all attempts.
+    pub min_new_tokens: u32,
     /// Tokens that end the sequence (the model's end-of-generation tokens). The token itself is delivered.
     pub stop_tokens: Vec<TokenId>,
 }

@@ -41,13 +41,18 @@ impl Slice {
         let count = sample.map_or(0, |sample| sample.drafts.saturating_add(1));
         let first_row = (self.tokens.len() as u32).saturating_sub(count) as usize;
         sample.into_iter().flat_map(move |sample| {
-            (0..count).map(move |nth| Draw {
-                row: first_row + nth as usize,
-                sampling: &sample.sampling,
-                child: sample.child,
-                position: sample.position.saturating_add(nth),
-                history: sample.history.as_ref(),
-                drafts: self.tokens.get(first_row + 1..=first_row + nth as usize).unwrap_or_default(),
+            (0..count).map(move |nth| {
+                let position = sample.position.saturating_add(nth);
+                let banned = sample.banned.as_ref().filter(|banned| position < banned.before);
+                Draw {
+                    row: first_row + nth as usize,
+                    sampling: &sample.sampling,
+                    child: sample.child,
+                    position,
+                    history: sample.history.as_ref(),
+                    drafts: self.tokens.get(first_row + 1..=first_row + nth as usize).unwrap_or_default(),
+                    banned: banned.map_or(&[], |banned| &banned.tokens),
+                }
             })
         })
     }
@@ -65,12 +70,21 @@ pub struct Sample {
     pub drafts: u32,
     /// The tokens before `position`, for penalties only.
     pub history: Option<History>,
+    /// What is not to be drawn yet.
+    pub banned: Option<Banned>,
+}
+
+/// Tokens that are not drawn before a position: they would end the sequence too early.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Banned {
+    pub tokens: Vec<TokenId>,
+    pub before: u32,
 }
 
 impl Sample {
     /// One token behind all that are known, without penalties.
     pub fn new(sampling: Sampling, position: u32) -> Self {
-        Self { sampling, child: 0, position, drafts: 0, history: None }
+        Self { sampling, child: 0, position, drafts: 0, history: None, banned: None }
     }
 }
 
@@ -93,6 +107,8 @@ pub struct Draw<'a> {
     pub history: Option<&'a History>,
     /// Guesses that stand between the history and this position.
     pub drafts: &'a [TokenId],
+    /// Tokens that are not drawn here.
+    pub banned: &'a [TokenId],
 }
 
 impl<'a> Draw<'a> {
@@ -158,6 +174,21 @@ mod tests {
         let draws: Vec<_> = slice.draws().map(|d| (d.row, d.position, d.before().0.collect::<Vec<_>>())).collect();
         assert_eq!(draws, [(1, 3, vec![7, 8, 9]), (2, 4, vec![7, 8, 9, 10]), (3, 5, vec![7, 8, 9, 10, 11])]);
         assert_eq!(Slice { sample: None, ..slice }.draws().count(), 0);
+    }
+
+    #[test]
+    fn tokens_are_banned_up_to_their_position_drafts_or_not() {
+        let banned = Banned { tokens: vec![1, 2], before: 5 };
+        let sample = Sample { drafts: 3, banned: Some(banned), ..Sample::new(Sampling::default(), 3) };
+        let slice = Slice {
+            attempt: AttemptKey::default(),
+            tokens: vec![7; 4],
+            start: 2,
+            blocks: Vec::new(),
+            sample: Some(sample),
+        };
+        let banned: Vec<usize> = slice.draws().map(|draw| draw.banned.len()).collect();
+        assert_eq!(banned, [2, 2, 0, 0]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ fn sequence(number: u64, tokens: Vec<TokenId>, sampling: Sampling) -> batch::Seq
         scope: Scope { tenant: 1, adapter: None },
         tokens,
         produced_before: 0,
-        generation: Generation { sampling, max_new_tokens: NEW_TOKENS, stop_tokens: Vec::new() },
+        generation: Generation { sampling, max_new_tokens: NEW_TOKENS, ..Generation::default() },
         context_tokens_max: 200,
     }
 }

@@ -78,6 +78,7 @@ impl Batch {
             position: end,
             drafts: part.drafts.len() as u32,
             history: known.history(),
+            banned: known.banned(),
         };
         Some(Slice {
             attempt: part.order.attempt,

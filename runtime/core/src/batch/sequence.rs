@@ -4,7 +4,7 @@ use super::Sequence;
 use crate::ids::{AttemptKey, BlockId, RequestNumber, TokenId};
 use crate::kv::identity::Scope;
 use crate::request::{Finish, Generation};
-use crate::step::{Drawn, History};
+use crate::step::{Banned, Drawn, History};
 use std::sync::Arc;
 
 /// Tokens that must stand elsewhere in the sequence for a guess. Fewer match by chance, more miss what repeats.
@@ -63,6 +63,13 @@ impl Known {
     pub fn history(&self) -> Option<History> {
         let history = || History { tokens: Arc::clone(&self.tokens), prompt_tokens: self.prompt_tokens };
         self.generation.sampling.has_penalties().then(history)
+    }
+
+    /// Tokens that would end the sequence before it may.
+    pub fn banned(&self) -> Option<Banned> {
+        let before = self.prompt_tokens.saturating_add(self.generation.min_new_tokens);
+        let stops = &self.generation.stop_tokens;
+        (self.len() < before && !stops.is_empty()).then(|| Banned { tokens: stops.clone(), before })
     }
 
     /// What may come next, by looking up what came after the last tokens when they stood in the sequence before: the latest

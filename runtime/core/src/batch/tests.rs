@@ -5,7 +5,8 @@ mod rank;
 
 use super::*;
 use crate::ids::BlockId;
-use crate::request::{Adjustment, Sampling};
+use crate::request::Adjustment;
+use crate::step::Banned;
 use proptest::prelude::*;
 use rank::{End, Rank, STOPS, attempt, undisturbed};
 
@@ -21,7 +22,7 @@ fn sequence(number: u64, tokens: &[TokenId], max_new_tokens: u32) -> Sequence {
         scope: Scope { tenant: 1, adapter: None },
         tokens: tokens.to_vec(),
         produced_before: 0,
-        generation: Generation { sampling: Sampling::default(), max_new_tokens, stop_tokens: Vec::new() },
+        generation: Generation { max_new_tokens, ..Generation::default() },
         context_tokens_max: 1000,
     }
 }
@@ -189,6 +190,20 @@ fn draws_with_penalties_are_given_the_tokens_before_them_and_others_are_not() {
         let history = sample.history.expect("it has penalties");
         assert_eq!((&history.tokens[..], history.prompt_tokens), (&all[..sample.position as usize], 4));
     }
+}
+
+#[test]
+fn stop_tokens_are_banned_until_enough_is_produced_over_all_attempts() {
+    let mut long = sequence(1, &prompt(1, 6), 5);
+    (long.generation.min_new_tokens, long.generation.stop_tokens) = (4, vec![99]);
+    long.produced_before = 2;
+    let rank = drained(CONFIG, [long, sequence(2, &prompt(2, 6), 3)]);
+    let banned: Vec<_> = rank.steps.iter().flat_map(|step| &step.slices).filter_map(|s| s.sample.as_ref()).collect();
+    let of_first = |position: u32| banned.iter().any(|s| s.position == position && s.banned.is_some());
+    // The prompt has 4 tokens, so the fifth of the output is at position 8.
+    assert_eq!([6, 7, 8].map(of_first), [true, true, false]);
+    let expected = Banned { tokens: vec![99], before: 8 };
+    assert!(banned.iter().filter_map(|sample| sample.banned.as_ref()).all(|banned| *banned == expected));
 }
 
 #[test]

@@ -79,6 +79,7 @@ struct Choice {
     events: Option<Box<dyn Events>>,
     output: Output,
     scores: Option<Scores>,
+    tokens: u32,
     last_tokens_at: Option<Instant>,
 }
 
@@ -117,7 +118,7 @@ impl Answer {
     fn submit(&mut self, submission: Submission) -> Result<(), Rejection> {
         let events = Some(self.engine.submit(submission)?);
         let scores = self.ask.scores.then(Scores::default);
-        self.choices.push(Choice { events, output: Output::new(self.ask.stops.clone()), scores, last_tokens_at: None });
+        self.choices.push(Choice { events, output: Output::default(), scores, tokens: 0, last_tokens_at: None });
         Ok(())
     }
 
@@ -198,6 +199,10 @@ impl Answer {
         let mut stopped = false;
         for token in tokens {
             self.usage.generated_tokens += 1;
+            if choice.tokens == self.ask.min_tokens {
+                choice.output.look_for(self.ask.stops.clone());
+            }
+            choice.tokens += 1;
             if let Some(scores) = &mut choice.scores {
                 scores.push(&token.drawn, &self.text.tokenizer, (&choice.output, &text));
             }
@@ -293,6 +298,8 @@ impl Drop for Answer {
 pub struct Ask {
     pub stops: StopStrings,
     pub prompt_tokens: u32,
+    /// Tokens of a choice in which no stop string is looked for.
+    pub min_tokens: u32,
     /// Whether what the model thought of its tokens is told.
     pub scores: bool,
     /// The field that errors about the prompt name.

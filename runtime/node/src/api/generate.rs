@@ -68,6 +68,7 @@ async fn generate(
         stops: prepared.asked.stops.clone(),
         prompt_tokens: u32::try_from(prepared.prompt.tokens.len()).unwrap_or(u32::MAX),
         scores: prepared.asked.logprobs.is_some(),
+        min_tokens: prepared.asked.min_tokens,
         prompt_param: prepared.asked.prompt.param(),
     };
     let streamed = prepared.asked.stream;
@@ -186,6 +187,7 @@ fn submissions(
                 seed: asked.seed.unwrap_or_else(|| shared.mint.number() as u64),
             },
             max_new_tokens: prepared.max_new_tokens,
+            min_new_tokens: asked.min_tokens,
             stop_tokens,
         },
         conversation: prepared.owner.conversation.or(own),

@@ -27,7 +27,6 @@ pub struct Rules {
 #[derive(Clone, Copy, Debug)]
 pub enum Neutral {
     Null,
-    Number(f64),
     Flag(bool),
     /// An empty array, object or string.
     Empty,
@@ -157,7 +156,6 @@ impl Neutral {
     fn allows(self, value: &Value) -> bool {
         match (self, value) {
             (_, Value::Null) => true,
-            (Self::Number(neutral), Value::Number(number)) => number.as_f64() == Some(neutral),
             (Self::Flag(neutral), Value::Bool(flag)) => *flag == neutral,
             (Self::Empty, Value::Array(array)) => array.is_empty(),
             (Self::Empty, Value::Object(object)) => object.is_empty(),
@@ -174,7 +172,6 @@ impl Neutral {
     fn hint(self) -> String {
         match self {
             Self::Null => String::new(),
-            Self::Number(number) => format!(" (only {number})"),
             Self::Flag(flag) => format!(" (only {flag})"),
             Self::Empty => " (only if empty)".into(),
             Self::OneOf(names) => format!(" (only {})", names.join(", ")),

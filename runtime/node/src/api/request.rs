@@ -46,6 +46,7 @@ pub const CHAT: Rules = Rules {
         "logprobs",
         "top_logprobs",
         "n",
+        "min_tokens",
         "seed",
         "stop",
         "stream",
@@ -55,7 +56,6 @@ pub const CHAT: Rules = Rules {
     ],
     tolerated: TOLERATED,
     neutral: &[
-        ("min_tokens", Neutral::Number(0.0)),
         ("response_format", Neutral::TextFormat),
         ("tools", Neutral::Empty),
         ("tool_choice", Neutral::OneOf(&["none", "auto"])),
@@ -86,6 +86,7 @@ pub const COMPLETION: Rules = Rules {
         "logit_bias",
         "logprobs",
         "n",
+        "min_tokens",
         "best_of",
         "seed",
         "stop",
@@ -95,12 +96,7 @@ pub const COMPLETION: Rules = Rules {
         "ignore_eos",
     ],
     tolerated: TOLERATED,
-    neutral: &[
-        ("min_tokens", Neutral::Number(0.0)),
-        ("echo", Neutral::Flag(false)),
-        ("suffix", Neutral::Empty),
-        ("response_format", Neutral::TextFormat),
-    ],
+    neutral: &[("echo", Neutral::Flag(false)), ("suffix", Neutral::Empty), ("response_format", Neutral::TextFormat)],
 };
 
 pub const STREAM_OPTIONS: Rules =
@@ -155,6 +151,8 @@ pub struct GenerationRequest {
     pub adjustment: Adjustment,
     /// How many of the most probable tokens are told with each token; `None`: nothing is told, not even of the token itself.
     pub logprobs: Option<u32>,
+    /// Tokens before the answer may end by an end token or a stop string.
+    pub min_tokens: u32,
     /// Answers to give.
     pub choices: u32,
     pub seed: Option<u64>,
@@ -221,6 +219,7 @@ impl GenerationRequest {
             min_p: fields.number("min_p", &MIN_P)?.unwrap_or(0.0),
             adjustment: adjustment(fields)?,
             logprobs: None,
+            min_tokens: fields.whole("min_tokens", 0, i128::from(max_tokens.unwrap_or(u32::MAX)))?.unwrap_or(0) as u32,
             choices: fields.whole("n", 1, i128::from(CHOICES_MAX))?.map_or(1, |choices| choices as u32),
             seed: seed.map(|seed| seed as u64),
             stops: stops(fields)?,

@@ -31,6 +31,7 @@ impl StopStrings {
 }
 
 /// Turns generated tokens into the answer's text, and finds its end.
+#[derive(Default)]
 pub struct Output {
     utf8: Utf8Stream,
     stops: StopStrings,
@@ -42,6 +43,11 @@ pub struct Output {
 impl Output {
     pub fn new(stops: StopStrings) -> Self {
         Self { utf8: Utf8Stream::default(), stops, held: String::new(), stopped: false }
+    }
+
+    /// Looks for these in what follows.
+    pub fn look_for(&mut self, stops: StopStrings) {
+        self.stops = stops;
     }
 
     /// Takes one token and appends to `text` what is certain to be part of the answer. True once a stop string was

@@ -204,6 +204,20 @@ async fn stop_strings_end_an_answer_across_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_stop_string_is_looked_for_before_the_least_number_of_tokens() {
+    let mut server = Server::start().await;
+    let asked = server.post_soon(CHAT, chat_body(json!({"stop": ["."], "min_tokens": 3, "max_tokens": 20})));
+    let request = server.next().await;
+    assert_eq!(request.submission.generation.min_new_tokens, 3);
+    request.place();
+    request.say(b"a.");
+    request.say(b".b.c");
+    let body = json_of(asked.await.unwrap()).await;
+    assert_eq!(body["choices"][0]["message"]["content"], "a..b");
+    assert_eq!(request.fate.await.unwrap(), Fate::Finished);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_held_back_is_sent_when_the_answer_ends() {
     let mut server = Server::start().await;
     let asked = server.post_soon(CHAT, chat_body(json!({"stop": "END"})));
