@@ -140,6 +140,7 @@ def numbers_out_of_their_range():
         "top_k": ("x", 1.5, []),
         "seed": ("x", 2**70, 1.5, []),
         "n": (-1, 0, 100_000, "x", 1.5),
+        "min_tokens": (-1, 1.5, "x", 10**30),
         "min_p": (-0.1, 1.1, "x", []),
         "repetition_penalty": (0, -1, 10**30, "x"),
         "presence_penalty": (-2.1, 2.1, "x", {}),
