@@ -259,7 +259,8 @@ impl Mixing {
                 unsafe { filler.fill(row, |_| ()) };
             }
         };
-        team.run_rows(tiles.len(), ROWS_AT_ONCE.div_ceil(TILE_ROWS), |tiles| tiles.for_each(complete));
+        let tiles_at_once = (ROWS_AT_ONCE * tiles.len()).div_ceil(qkv.rows().max(1)).max(1);
+        team.run_rows(tiles.len(), tiles_at_once, |tiles| tiles.for_each(complete));
     }
 
     /// The cut of layers with this window, made when the first of them runs.
