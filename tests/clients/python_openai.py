@@ -55,7 +55,7 @@ def an_unknown_model_is_not_found():
 @suite.check
 def a_chat_is_answered():
     answer = CLIENT.chat.completions.create(
-        model=MODEL, messages=user("What is the capital of France?"), max_tokens=12, temperature=0
+        model=MODEL, messages=user("Tell me the capital of France."), max_tokens=12, temperature=0
     )
     equal(answer.object, "chat.completion", "object")
     choice = answer.choices[0]
