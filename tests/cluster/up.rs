@@ -234,7 +234,11 @@ async fn what_keeps_a_node_from_starting_is_told_in_its_words() {
     assert!(log.contains(" ended (exit status: 1)") && log.contains("cannot listen at 127.0.0.1:"), "{log}");
     assert!(up.left().is_empty(), "{:?}", up.left());
 
-    let mut up = Up::start(&["--nodes", "2", "--kv-memory", "64KiB"]);
+    // In exact arithmetic KV takes twice as much.
+    let folder = TempDir::new().unwrap();
+    let config = folder.path().join("exact.toml");
+    std::fs::write(&config, "engine.arithmetic = 'exact'").unwrap();
+    let mut up = Up::start(&["--nodes", "2", "--kv-memory", "1MiB", "--config", config.to_str().unwrap()]);
     assert_eq!(up.process.ended().await.code(), Some(4), "the exit code is the node's: {}", up.process.log());
 }
 
