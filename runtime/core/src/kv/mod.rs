@@ -121,6 +121,8 @@ pub struct Stats {
     /// Tokens of successful reservations, and how many of them were reused.
     pub query_tokens: u64,
     pub hit_tokens: u64,
+    /// Blocks that were looked up by their key, because comparing tokens with the newest child did not find them.
+    pub keyed_blocks: u64,
     pub evicted_blocks: u64,
     pub exhausted: u64,
     pub ignored: u64,
@@ -170,6 +172,7 @@ pub struct Manager {
     uses: u64,
     query_tokens: u64,
     hit_tokens: u64,
+    keyed_blocks: u64,
     evicted_blocks: u64,
     exhausted: u64,
     ignored: u64,
@@ -188,6 +191,7 @@ impl Manager {
             uses: 0,
             query_tokens: 0,
             hit_tokens: 0,
+            keyed_blocks: 0,
             evicted_blocks: 0,
             exhausted: 0,
             ignored: 0,
@@ -233,6 +237,7 @@ impl Manager {
             attempts: self.attempts.len() as u32,
             query_tokens: self.query_tokens,
             hit_tokens: self.hit_tokens,
+            keyed_blocks: self.keyed_blocks,
             evicted_blocks: self.evicted_blocks,
             exhausted: self.exhausted,
             ignored: self.ignored,
@@ -339,18 +344,29 @@ impl Manager {
     }
 
     /// Nodes of the longest reusable prefix that leaves at least one token to compute.
-    fn matched(&self, scope: &Scope, tokens: &[TokenId]) -> Vec<NodeId> {
+    ///
+    /// # Cost
+    /// Tokens are compared; a block is hashed only where it is not the newest child of the one before.
+    fn matched(&mut self, scope: &Scope, tokens: &[TokenId]) -> Vec<NodeId> {
         let block_tokens = self.config.block_tokens as usize;
         let mut path: Vec<NodeId> = Vec::new();
-        let mut key = scope.root();
         for block in tokens[..tokens.len() - 1].chunks_exact(block_tokens) {
-            key = key.child(block);
-            let Lookup::Found(id) = self.tree.find(path.last().copied(), &key, block) else {
-                break;
-            };
+            let parent = path.last().copied();
+            let newest = parent.and_then(|parent| self.tree.newest_child(parent, block));
+            let Some(id) = newest.or_else(|| self.child(parent, scope, block)) else { break };
             path.push(id);
         }
         path
+    }
+
+    /// The block of `tokens` under `parent`, by its key.
+    fn child(&mut self, parent: Option<NodeId>, scope: &Scope, tokens: &[TokenId]) -> Option<NodeId> {
+        self.keyed_blocks += 1;
+        let key = parent.map_or_else(|| scope.root(), |id| self.tree.key(id)).child(tokens);
+        match self.tree.find(parent, &key, tokens) {
+            Lookup::Found(id) => Some(id),
+            Lookup::Absent | Lookup::Occupied => None,
+        }
     }
 
     /// Puts the attempt's newly full and computed blocks into the tree.

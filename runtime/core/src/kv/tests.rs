@@ -99,6 +99,29 @@ fn a_full_block_is_reusable_as_soon_as_it_is_computed() {
 }
 
 #[test]
+fn a_conversation_that_goes_on_is_found_without_hashing_what_it_said_before() {
+    let mut kv = manager(256);
+    let mut tokens: Vec<u32> = (0..100).collect();
+    turn(&mut kv, 0, &tokens);
+    for round in 0..5 {
+        let (known, before) = (tokens.len() as u32 / T * T, kv.stats().keyed_blocks);
+        tokens.extend((0..30).map(|i| 1000 * (round + 1) + i));
+        assert_eq!(turn(&mut kv, 0, &tokens), known);
+        // The first block, which has no parent, and the first that is new.
+        assert_eq!(kv.stats().keyed_blocks - before, 2);
+    }
+}
+
+#[test]
+fn an_older_branch_is_found_by_its_keys() {
+    let mut kv = manager(256);
+    let branch = |last: u32| [(0..40).collect(), vec![last; 20]].concat();
+    turn(&mut kv, 0, &branch(7));
+    turn(&mut kv, 0, &branch(8));
+    assert_eq!(turn(&mut kv, 0, &branch(7)), 56);
+}
+
+#[test]
 fn produced_tokens_become_a_prefix_of_the_next_turn() {
     let mut kv = manager(16);
     reserve(&mut kv, 1, 0, &[1, 2, 3]).expect("room");

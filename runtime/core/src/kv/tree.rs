@@ -1,6 +1,7 @@
 //! The prefix tree: every reusable full block under the key of the prefix it ends.
 //!
-//! A node has no list of its children: a child is found by its own key, so wide fan-out costs nothing.
+//! A node has no list of its children: a child is found by its own key, so wide fan-out costs nothing. It knows the newest of
+//! them, so that a conversation that goes on finds its way by comparing tokens, without hashing what it said before.
 
 use super::Violation;
 use super::identity::BlockKey;
@@ -18,6 +19,8 @@ struct Node {
     tokens: Box<[TokenId]>,
     block: BlockId,
     children: u32,
+    /// The child that came last; its place may have gone to another since.
+    newest_child: Option<NodeId>,
     /// When a sequence last let go of it, in uses of the manager.
     last_use: u64,
 }
@@ -90,9 +93,16 @@ impl Tree {
         }
     }
 
+    /// The newest child of `parent`, if it is the block `tokens`.
+    pub fn newest_child(&self, parent: NodeId, tokens: &[TokenId]) -> Option<NodeId> {
+        let id = self.node(parent).newest_child?;
+        let child = self.nodes[id.0 as usize].as_ref()?;
+        (child.parent == Some(parent) && *child.tokens == *tokens).then_some(id)
+    }
+
     /// Puts a block that `find` called absent under a pinned `parent`. Its own block is pinned too.
     pub fn insert(&mut self, parent: Option<NodeId>, key: BlockKey, tokens: &[TokenId], block: BlockId) -> NodeId {
-        let node = Node { key, parent, tokens: tokens.into(), block, children: 0, last_use: 0 };
+        let node = Node { key, parent, tokens: tokens.into(), block, children: 0, newest_child: None, last_use: 0 };
         let id = match self.vacant.pop() {
             Some(id) => id,
             None => {
@@ -104,7 +114,8 @@ impl Tree {
         let before = self.index.insert(key.truncated(), id);
         assert!(before.is_none(), "two nodes under {key:?}");
         if let Some(parent) = parent {
-            self.node_mut(parent).children += 1;
+            let parent = self.node_mut(parent);
+            (parent.children, parent.newest_child) = (parent.children + 1, Some(id));
         }
         id
     }
