@@ -10,7 +10,7 @@ pub struct Calibrate {
     /// Configuration file (TOML), for the model and how it is computed.
     #[arg(long, env = "STARLING_CONFIG", hide_env_values = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Model file (GGUF), or the name of a model that is fetched once. [default: smollm2]
+    /// Model file (GGUF), model folder, or name of a model that is fetched once, such as `hf:OWNER/NAME`. [default: smollm2]
     #[arg(long, value_name = "PATH|NAME")]
     pub model: Option<String>,
     /// Threads that compute. [default: one a core]

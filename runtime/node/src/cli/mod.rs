@@ -88,7 +88,7 @@ pub enum Command {
 
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
-    /// Model file (GGUF), or the name of a model that is fetched once. [default: smollm2]
+    /// Model file (GGUF), model folder, or name of a model that is fetched once, such as `hf:OWNER/NAME`. [default: smollm2]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
     /// For whoever started this process: the end of standard input means to drain and exit, and standard output gets the

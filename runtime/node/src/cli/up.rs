@@ -24,7 +24,7 @@ pub struct Up {
     /// Prints one JSON object a line: `ready` once, `turn` for each turn.
     #[arg(long, help_heading = "Conversation")]
     pub json: bool,
-    /// Model file (GGUF), or the name of a model that is fetched once. [default: smollm2]
+    /// Model file (GGUF), model folder, or name of a model that is fetched once, such as `hf:OWNER/NAME`. [default: smollm2]
     #[arg(long, value_name = "PATH|NAME", help_heading = "Model and engine")]
     pub model: Option<String>,
     #[command(flatten)]
