@@ -4,6 +4,7 @@
 //! routing from truncated keys; [`Input::Reserve`] walks whole keys, compares tokens and pins what it hands out.
 //! Only this machine reserves blocks, and nobody else's word counts on what is reusable.
 
+pub mod cache;
 mod check;
 pub mod identity;
 mod pages;
