@@ -2,6 +2,7 @@
 //! starts with a fresh manager.
 
 mod differ;
+mod ops;
 mod pure;
 
 use serde_json::Value;
@@ -120,6 +121,7 @@ fn run_line(line: &str) -> (String, Result<(), String>) {
     let name = name.map(|name| format!(" ({name})")).unwrap_or_default();
     let verdict = match case.get("fn").and_then(Value::as_str) {
         Some(function) => pure::judge(function, &case),
+        None if case.get("steps").is_some() => ops::judge(&case),
         None => Err("has neither a function nor steps".into()),
     };
     (name, verdict)

@@ -138,7 +138,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    fn new(id: &'static str, what: String) -> Self {
+    pub(crate) fn new(id: &'static str, what: String) -> Self {
         Self { id, what }
     }
 }
