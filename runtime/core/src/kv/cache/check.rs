@@ -1,7 +1,7 @@
 //! Every invariant that ties sequences, pages and tree together.
 
 use super::pages::PageId;
-use super::sequence::{Owned, Sequence};
+use super::sequence::{Committing, Owned, Sequence};
 use super::{Manager, Phase, SequenceId, Violation};
 use std::collections::BTreeMap;
 
@@ -10,13 +10,16 @@ impl Manager {
     /// The first invariant that does not hold.
     pub fn check(&self) -> Result<(), Violation> {
         self.store.pages.check()?;
-        self.store.tree.check(|page, node, life_cycle| {
+        let open = self.sequences.values().filter(|sequence| sequence.committing != Committing::Stopped);
+        let open = open.filter_map(|sequence| self.store.tree.resolve(*sequence.path.last()?)).collect();
+        let known = |page, node, life_cycle| {
             self.store.pages.is_alive(page) && {
                 let page = self.store.pages.get(page);
                 let covers = (1..=self.store.tree.tokens(node).len() as u32).contains(&page.covered);
                 page.node == Some(node) && usize::from(page.life_cycle) == life_cycle && page.committed && covers
             }
-        })?;
+        };
+        self.store.tree.check(known, &open)?;
         for (id, page) in self.store.pages.iter() {
             let named = page.node.map(|node| self.store.tree.link(node, usize::from(page.life_cycle)));
             if named.is_some_and(|named| named != Some(id)) {

@@ -76,7 +76,11 @@ impl Sequence {
                     store.link(node, life_cycle, page.page, tail);
                 }
             }
-            store.may_be_bare(node);
+            store.may_be_bare(store.tree.reference(node));
+        }
+        // Nothing will follow the last block: without a page it has no use.
+        if let Some(last) = self.path.last() {
+            store.may_be_bare(*last);
         }
         self.committing = Committing::Stopped;
         self.release_stale(store);
@@ -120,7 +124,6 @@ impl Sequence {
                 return;
             };
             self.path.push(store.tree.reference(node));
-            store.may_be_bare(node);
             for life_cycle in store.published() {
                 if wanted(store, block, life_cycle) {
                     self.publish_page(store, node, block, life_cycle);
@@ -181,7 +184,9 @@ impl Sequence {
             },
         };
         let Some(node) = node else { return };
-        store.may_be_bare(node);
+        if covered > 0 {
+            store.may_be_bare(store.tree.reference(node));
+        }
         let mut published: Vec<Published> = Vec::new();
         if covered > 0 {
             let block = end / block_tokens;

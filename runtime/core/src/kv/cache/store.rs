@@ -235,8 +235,8 @@ impl Store {
     }
 
     /// The node may turn out to hold nothing.
-    pub fn may_be_bare(&mut self, node: NodeId) {
-        self.bare.push(self.tree.reference(node));
+    pub fn may_be_bare(&mut self, node: NodeRef) {
+        self.bare.push(node);
     }
 
     /// Removes blocks and roots that hold nothing. Called when no one is walking the tree.

@@ -9,7 +9,7 @@ use crate::ids::TokenId;
 use crate::kv::identity::{BlockKey, Scope};
 use hashbrown::HashTable;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,7 +67,8 @@ struct Neighbours {
 }
 
 /// Invariants: (11.12) a node's parent is in the tree, and full; (T1) the index names every block under its key;
-/// (T2) siblings are in order, and none is the beginning of another; (T3) a node without children has a page.
+/// (T2) siblings are in order, and none is the beginning of another; (T3) a node without children
+/// has a page, or is the last one of a sequence that still commits.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     block_tokens: NonZeroU32,
@@ -387,8 +388,13 @@ impl Tree {
         Some(top)
     }
 
-    /// `known(page, node, life_cycle)`: the page is there and says the same of itself.
-    pub fn check(&self, known: impl Fn(PageId, NodeId, usize) -> bool) -> Result<(), Violation> {
+    /// `known(page, node, life_cycle)`: the page is there and says the same of itself. `open` are the last nodes of
+    /// sequences that still commit.
+    pub fn check(
+        &self,
+        known: impl Fn(PageId, NodeId, usize) -> bool,
+        open: &BTreeSet<NodeId>,
+    ) -> Result<(), Violation> {
         let mut blocks = 0;
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
             let id = NodeId::at(index);
@@ -398,7 +404,7 @@ impl Tree {
                     return Err(Violation::new("T1", format!("{id:?} names {page:?}, which says otherwise")));
                 }
             }
-            if children.is_empty() && self.links(id).iter().all(Option::is_none) {
+            if children.is_empty() && self.links(id).iter().all(Option::is_none) && !open.contains(&id) {
                 return Err(Violation::new("T3", format!("{id:?} has neither children nor a page")));
             }
             for pair in children.windows(2) {
