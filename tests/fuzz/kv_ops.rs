@@ -1,0 +1,433 @@
+//! Fuzz target of the KV manager: bytes become operations of several sequences, and every page has bytes that follow
+//! from the tokens it stands for.
+//!
+//! Checked besides `Manager::check`, by the specification's numbers: (11.7) a new sequence reuses what a probe said;
+//! (11.8) and (11.9) what an active sequence reads is what was computed for its scope and its tokens, whatever moved
+//! meanwhile; (11.10) an operation that fails, or is refused, changes nothing.
+
+use starling_core::ids::{ConversationKey, TokenId};
+use starling_core::kv::cache::lifecycle::{LifeCycle, Policy, Priority, Retention};
+use starling_core::kv::cache::{After, Commits, Config, Copy, Error, Manager, PPM, Phase, Place, PlanId, SequenceId};
+use starling_core::kv::identity::Scope;
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+const SEQUENCES: u8 = 7;
+const STREAMS: u8 = 6;
+const TOKENS_MAX: u32 = 64;
+/// Operations between two checks of a fuzzed input; a property test checks after each.
+const FUZZ_CHECKS: u32 = 16;
+
+pub fn kv_ops(input: &[u8]) {
+    run(input, FUZZ_CHECKS);
+}
+
+/// Runs the operations that `input` stands for, with a check after every `every`th.
+pub fn run(input: &[u8], every: u32) {
+    let mut choices = Choices(input);
+    let mut rig = Rig::new(configuration(&mut choices));
+    let mut count = 0;
+    while !choices.0.is_empty() {
+        rig.step(&mut choices);
+        count += 1;
+        if count % every == 0 {
+            rig.check();
+        }
+    }
+    rig.finish();
+}
+
+/// The input as a source of choices; zeros once it has run out.
+pub struct Choices<'a>(pub &'a [u8]);
+
+impl Choices<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn below(&mut self, end: u32) -> u32 {
+        u32::from(self.byte()) % end.max(1)
+    }
+}
+
+fn window(tokens: u32, sink_blocks: u32) -> Retention {
+    Retention::Window { tokens: NonZeroU32::new(tokens).expect("a window has tokens"), sink_blocks }
+}
+
+fn life_cycle(retention: Retention, policy: Policy, group: u8) -> LifeCycle {
+    LifeCycle { retention, policy, group, priority: Priority::default() }
+}
+
+/// Small pools of every kind.
+pub fn configuration(choices: &mut Choices<'_>) -> Config {
+    use Policy::{Optional, Private, Required};
+    use Retention::{Full, State};
+    let full = life_cycle(Full, Required, 0);
+    let by_ordinal = Priority::ByOrdinal(vec![60, 10, 35]);
+    let (life_cycles, tiers) = match choices.below(8) {
+        0 => (vec![full], vec![vec![24]]),
+        1 => (vec![full, life_cycle(window(5, 0), Required, 1)], vec![vec![20, 12]]),
+        2 => {
+            let windows = [life_cycle(window(8, 0), Private, 1), life_cycle(window(6, 0), Required, 2)];
+            (vec![full, windows[0].clone(), windows[1].clone()], vec![vec![16, 10, 10], vec![12, 6, 8]])
+        }
+        3 => (vec![full, life_cycle(State, Required, 1)], vec![vec![18, 8], vec![14, 5]]),
+        4 => {
+            let window = life_cycle(window(7, 0), Required, 0);
+            (vec![window, life_cycle(State, Required, 1)], vec![vec![14, 7], vec![6, 4], vec![6, 4]])
+        }
+        5 => {
+            let sinks = LifeCycle { priority: by_ordinal, ..life_cycle(window(4, 1), Required, 1) };
+            let optional = life_cycle(window(9, 0), Optional, 2);
+            (vec![full, sinks, optional], vec![vec![14, 12, 12], vec![6, 6, 4], vec![4, 9, 3]])
+        }
+        6 => {
+            let windows = [life_cycle(window(1, 0), Required, 0), life_cycle(window(10, 2), Required, 0)];
+            (windows.to_vec(), vec![vec![26]])
+        }
+        _ => {
+            let full = LifeCycle { priority: by_ordinal, ..full };
+            (vec![full, life_cycle(window(3, 0), Optional, 0)], vec![vec![20], vec![5], vec![5], vec![9]])
+        }
+    };
+    let recurrent = life_cycles.iter().any(|one| one.retention == State);
+    let flags = choices.byte();
+    Config {
+        block_tokens: NonZeroU32::new(1 + choices.below(5)).expect("not 0"),
+        life_cycles,
+        tiers,
+        commits: if recurrent || flags & 1 == 1 { Commits::EndPoints } else { Commits::EveryBlock },
+        utilisation_ppm_max: [PPM, PPM / 10 * 7][usize::from(flags >> 1 & 1)],
+        partial_reuse: flags & 4 == 0,
+        match_backoff_tokens: u32::from(flags >> 3 & 1),
+        turns_max: 1 + u32::from(flags >> 4 & 1),
+        conversations_max: 3,
+    }
+}
+
+/// What is computed for a token of a sequence. It follows from everything before the token.
+fn computed(scope: Scope, tokens: &[TokenId], life_cycle: u8) -> u64 {
+    let start = scope.tenant.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(life_cycle);
+    tokens.iter().fold(start, |hash, token| (hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3).rotate_left(23))
+}
+
+/// A sequence as its engine knows it.
+struct Running {
+    scope: Scope,
+    tokens: Vec<TokenId>,
+    conversation: ConversationKey,
+    resumed: bool,
+    stopped: bool,
+    /// Tokens that its recurrent state stands for.
+    state_tokens: u32,
+}
+
+pub struct Rig {
+    manager: Manager,
+    bytes: BTreeMap<Place, Vec<u64>>,
+    running: BTreeMap<SequenceId, Running>,
+    plans: Vec<PlanId>,
+    copies: Vec<Copy>,
+}
+
+impl Rig {
+    pub fn new(config: Config) -> Self {
+        let manager = Manager::new(config).expect("the configurations are right");
+        Self { manager, bytes: BTreeMap::new(), running: BTreeMap::new(), plans: Vec::new(), copies: Vec::new() }
+    }
+
+    fn block_tokens(&self) -> usize {
+        self.manager.config().block_tokens.get() as usize
+    }
+
+    /// Streams that fork from each other, at blocks' ends and inside blocks.
+    fn tokens(stream: u8, length: u32) -> Vec<TokenId> {
+        const FORKS: [u32; STREAMS as usize] = [0, 0, 5, 8, 13, 24];
+        let fork = FORKS[usize::from(stream)];
+        (0..length).map(|at| if at < fork { at } else { at + 1000 * u32::from(stream) }).collect()
+    }
+
+    /// Runs an operation that either succeeds or changes nothing.
+    fn attempt<T>(
+        &mut self,
+        run: impl FnOnce(&mut Manager, &mut Vec<Copy>) -> Result<T, Error>,
+        done: fn(&T) -> bool,
+    ) -> bool {
+        let before = self.manager.clone();
+        let outcome = run(&mut self.manager, &mut self.copies);
+        if outcome.as_ref().is_ok_and(done) {
+            for Copy { from, to } in self.copies.drain(..) {
+                let bytes = self.bytes.get(&from).cloned().unwrap_or_default();
+                self.bytes.insert(to, bytes);
+            }
+            return true;
+        }
+        assert_eq!(self.copies, [], "11.10: copies of an operation that failed");
+        assert_eq!(format!("{before:?}"), format!("{:?}", self.manager), "11.10: something changed");
+        false
+    }
+
+    pub fn step(&mut self, choices: &mut Choices<'_>) {
+        let id = SequenceId(u64::from(choices.below(SEQUENCES.into())));
+        let known = self.running.get(&id);
+        // Mostly what makes sense for the sequence.
+        let phase = known.and_then(|_| self.manager.standing(id)).map(|standing| standing.phase);
+        match (phase, choices.below(16)) {
+            (None, 0..=11) => self.create(id, choices),
+            (Some(Phase::Suspended), 0..=7) => self.resume(id, choices),
+            (Some(Phase::Active), 0..=4) => self.resize(id, choices),
+            (Some(Phase::Active), 5..=9) => self.commit(id, choices),
+            (_, 10) => self.suspend(id),
+            (_, 11) => self.stop(id),
+            (_, 12) => self.close(id),
+            (_, 13) => self.plan(id, choices),
+            (_, 14) => self.turn(id, choices),
+            _ => self.other(id, choices),
+        }
+    }
+
+    fn create(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
+        let tokens = Self::tokens(choices.below(STREAMS.into()) as u8, TOKENS_MAX);
+        let scope = Scope { tenant: u64::from(choices.below(8) / 7), adapter: None };
+        let conversation = ConversationKey(u128::from(choices.below(5)));
+        let prompt = &tokens[..choices.below(TOKENS_MAX) as usize];
+        let said = self.manager.probe(&scope, prompt);
+        let label = (conversation.0 > 0).then_some(conversation);
+        let mut reused = 0;
+        let created = self.attempt(
+            |manager, _| manager.create(id, scope, prompt, label).map(|opened| reused = opened.reused_tokens),
+            |()| true,
+        );
+        if created {
+            assert_eq!(reused, said, "11.7: a probe promised otherwise");
+            let running = Running { scope, tokens, conversation, resumed: false, stopped: false, state_tokens: reused };
+            self.running.insert(id, running);
+        }
+    }
+
+    fn resume(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
+        let optional: Vec<u8> = (0..3).filter(|_| choices.below(4) == 0).collect();
+        let resumed = self.attempt(|manager, copies| manager.resume(id, &optional, copies), |fits| *fits);
+        if !resumed {
+            return;
+        }
+        let first = self.running.get_mut(&id).is_some_and(|running| !std::mem::replace(&mut running.resumed, true));
+        for life_cycle in 0..self.manager.config().life_cycles.len() as u8 {
+            let policy = self.manager.config().life_cycles[usize::from(life_cycle)].policy;
+            let refilled = match policy {
+                Policy::Required => false,
+                Policy::Optional => !optional.contains(&life_cycle),
+                Policy::Private => true,
+            };
+            self.write(id, life_cycle, first && refilled);
+        }
+    }
+
+    fn resize(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
+        let standing = self.manager.standing(id);
+        let (history, capacity) = standing.map_or((0, 0), |standing| (standing.history, standing.capacity));
+        let history = [history, history + choices.below(9), capacity][choices.below(3) as usize];
+        let capacity = match choices.below(8) {
+            0 => history.saturating_sub(choices.below(3)),
+            1 => history,
+            2..=5 => history + choices.below(9),
+            _ => capacity,
+        };
+        let wanted = (Some(capacity.min(TOKENS_MAX)), Some(history.min(TOKENS_MAX)));
+        if self.attempt(|manager, copies| manager.resize(id, wanted, copies), |fits| *fits) {
+            for life_cycle in 0..self.manager.config().life_cycles.len() as u8 {
+                self.write(id, life_cycle, false);
+            }
+        }
+    }
+
+    /// Computes what the sequence has room for, from its committed tokens on, or from the first one that it can keep.
+    fn write(&mut self, id: SequenceId, life_cycle: u8, from_start: bool) {
+        let Some(running) = self.running.get(&id) else { return };
+        let Some(standing) = self.manager.standing(id).filter(|_| !self.is_state(life_cycle)) else { return };
+        // A block that is not full may be published once nothing more is committed.
+        let written = if running.stopped { standing.committed } else { standing.capacity } as usize;
+        let block_tokens = self.block_tokens();
+        let from = if from_start { 0 } else { standing.committed as usize };
+        for (block, place) in self.manager.table(id, life_cycle).into_iter().enumerate() {
+            let Some(place) = place else { continue };
+            let bytes = self.bytes.entry(place).or_default();
+            bytes.resize(block_tokens, 0);
+            let (start, end) = (block * block_tokens, (block + 1) * block_tokens);
+            for at in start.max(from)..end.min(written) {
+                bytes[at - start] = computed(running.scope, &running.tokens[..=at], life_cycle);
+            }
+        }
+    }
+
+    fn is_state(&self, life_cycle: u8) -> bool {
+        self.manager.config().life_cycles[usize::from(life_cycle)].is_state()
+    }
+
+    fn state_place(&self, id: SequenceId) -> Option<(u8, Place)> {
+        let states =
+            (0..self.manager.config().life_cycles.len() as u8).find(|life_cycle| self.is_state(*life_cycle))?;
+        Some((states, self.manager.table(id, states).first().copied().flatten()?))
+    }
+
+    fn commit(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
+        let Some(standing) = self.manager.standing(id) else { return };
+        let (from, after) = (standing.committed, if choices.below(12) == 0 { After::Ends } else { After::GoesOn });
+        let to = match choices.below(4) {
+            0 => (from + choices.below(9)).min(TOKENS_MAX),
+            1 => standing.capacity,
+            _ => standing.history,
+        };
+        let Some(running) = self.running.get(&id) else { return };
+        let (scope, tokens) = (running.scope, running.tokens[..to.max(from) as usize].to_vec());
+        // The state is that of the tokens which are committed.
+        let state = self.state_place(id).filter(|_| to <= standing.capacity);
+        let overwritten = state.and_then(|(life_cycle, place)| {
+            let bytes = vec![computed(scope, &tokens, life_cycle)];
+            Some((place, self.bytes.insert(place, bytes)?))
+        });
+        let new = &tokens[from as usize..];
+        if self.attempt(|manager, copies| manager.commit(id, new, after, copies), |_| true) {
+            if let Some(running) = self.running.get_mut(&id) {
+                running.state_tokens = to.max(from);
+                running.stopped |= after == After::Ends;
+            }
+        } else if let Some((place, bytes)) = overwritten {
+            self.bytes.insert(place, bytes);
+        } else if let Some((_, place)) = state {
+            self.bytes.remove(&place);
+        }
+    }
+
+    fn stop(&mut self, id: SequenceId) {
+        self.attempt(|manager, _| manager.stop(id), |()| true);
+        if let Some(running) = self.running.get_mut(&id) {
+            running.stopped = true;
+        }
+    }
+
+    fn suspend(&mut self, id: SequenceId) {
+        self.attempt(|manager, _| manager.suspend(id), |()| true);
+    }
+
+    fn close(&mut self, id: SequenceId) {
+        self.manager.close(id);
+        self.running.remove(&id);
+    }
+
+    fn plan(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
+        if choices.below(2) == 0 {
+            let mut made = None;
+            self.attempt(|manager, _| manager.plan(id).map(|plan| made = plan.map(|(plan, _)| plan)), |()| true);
+            self.plans.extend(made);
+        } else if !self.plans.is_empty() {
+            let at = choices.below(self.plans.len() as u32) as usize;
+            // Some are dropped twice.
+            let plan = if choices.below(4) == 0 { self.plans[at] } else { self.plans.swap_remove(at) };
+            self.attempt(|manager, _| manager.drop_plan(plan), |()| true);
+        }
+    }
+
+    fn turn(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
+        let named = ConversationKey(u128::from(choices.below(5)));
+        let conversation = self.running.get(&id).map_or(named, |running| running.conversation);
+        match choices.below(4) {
+            0 => {
+                self.attempt(|manager, _| manager.begin_turn(conversation, id), |_| true);
+            }
+            1 => {
+                self.attempt(|manager, _| manager.end_turn(conversation, id), |_| true);
+            }
+            2 => {
+                self.attempt(|manager, _| manager.abandon_turn(conversation, id), |()| true);
+            }
+            _ => self.manager.expire(named),
+        }
+    }
+
+    fn other(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
+        let tokens = Self::tokens(choices.below(STREAMS.into()) as u8, choices.below(TOKENS_MAX));
+        let scope = Scope { tenant: u64::from(choices.below(8) / 7), adapter: None };
+        match choices.below(4) {
+            0 => {
+                let at = (choices.below(16), choices.below(3) as u8);
+                self.attempt(|manager, _| Ok(manager.unlink(&scope, &tokens, at)), |gone| *gone);
+            }
+            1 => {
+                self.attempt(|manager, copies| Ok(manager.prefetch(&scope, &tokens, copies)), |fits| *fits);
+            }
+            2 => self.close(id),
+            _ => self.resize(id, choices),
+        }
+    }
+
+    /// # Panics
+    /// An invariant does not hold, or a sequence would read what is not its own.
+    pub fn check(&self) {
+        self.manager.check().unwrap_or_else(|violation| panic!("{violation}"));
+        for (id, running) in &self.running {
+            let Some(standing) = self.manager.standing(*id).filter(|standing| standing.phase == Phase::Active) else {
+                continue;
+            };
+            let known = if running.stopped { standing.committed } else { standing.capacity } as usize;
+            for life_cycle in 0..self.manager.config().life_cycles.len() as u8 {
+                if !self.is_state(life_cycle) {
+                    self.check_blocks(*id, life_cycle, known);
+                }
+            }
+            if let Some((life_cycle, place)) = self.state_place(*id).filter(|_| running.state_tokens > 0) {
+                let right = computed(running.scope, &running.tokens[..running.state_tokens as usize], life_cycle);
+                let found = self.bytes.get(&place).and_then(|bytes| bytes.first());
+                assert_eq!(found, Some(&right), "11.9: {id} has the state of other tokens at {place:?}");
+            }
+        }
+    }
+
+    fn check_blocks(&self, id: SequenceId, life_cycle: u8, known: usize) {
+        let (running, block_tokens) = (&self.running[&id], self.block_tokens());
+        for (block, place) in self.manager.table(id, life_cycle).into_iter().enumerate() {
+            let Some(place) = place else { continue };
+            let start = block * block_tokens;
+            for at in start..(start + block_tokens).min(known) {
+                let right = computed(running.scope, &running.tokens[..=at], life_cycle);
+                let found = self.bytes.get(&place).and_then(|bytes| bytes.get(at - start));
+                assert_eq!(
+                    found,
+                    Some(&right),
+                    "11.9: {id} reads other bytes for token {at} of {life_cycle} at {place:?}"
+                );
+            }
+        }
+    }
+
+    /// Closes everything: what is left is in the tree, and nothing is held.
+    ///
+    /// # Panics
+    /// A page is held by nobody, or lost.
+    pub fn finish(&mut self) {
+        for id in (0..SEQUENCES).map(|id| SequenceId(id.into())) {
+            self.close(id);
+        }
+        for plan in std::mem::take(&mut self.plans) {
+            self.attempt(|manager, _| manager.drop_plan(plan), |()| true);
+        }
+        for conversation in 0..5 {
+            self.manager.expire(ConversationKey(conversation));
+        }
+        self.check();
+        let mut droppable = 0;
+        for census in self.manager.census().into_iter().flatten() {
+            assert_eq!((census.locked, census.held), (0, 0), "a page is held after everything was closed");
+            droppable += census.droppable;
+        }
+        let tiers = self.manager.config().tiers.clone();
+        let slots: u32 = tiers.iter().flatten().sum();
+        let each =
+            (0u8..).zip(&tiers).flat_map(|(tier, groups)| (0..groups.len() as u8).map(move |group| (tier, group)));
+        let free: u32 = each.map(|(tier, group)| self.manager.free(tier, group)).sum();
+        assert_eq!(free + droppable, slots, "11.2: slots are lost");
+        assert_eq!((self.manager.conversations(), self.manager.sequences()), (0, 0));
+    }
+}
