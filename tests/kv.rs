@@ -101,3 +101,28 @@ proptest! {
 fn sequences_survive_any_operations() {
     driver::fuzz("kv_ops", kv_ops::kv_ops);
 }
+
+/// Runs so many operations on each kind of pool. An operation takes about four bytes.
+fn run_long(operations: usize) {
+    const KINDS: u8 = 8;
+    let mut state = 17u64;
+    for kind in 0..KINDS {
+        let mut input = vec![kind];
+        input.extend((0..operations * 4 / usize::from(KINDS)).map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        }));
+        kv_ops::run(&input, 64);
+    }
+}
+
+#[test]
+fn many_operations_lose_no_page() {
+    run_long(40_000);
+}
+
+#[test]
+#[ignore = "takes minutes; the same as above with more operations"]
+fn a_million_operations_lose_no_page() {
+    run_long(1_000_000);
+}

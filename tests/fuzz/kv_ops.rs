@@ -15,6 +15,8 @@ use std::num::NonZeroU32;
 const SEQUENCES: u8 = 7;
 const STREAMS: u8 = 6;
 const TOKENS_MAX: u32 = 64;
+/// Of metadata, for each block and each page.
+const BLOCK_BYTES_MAX: usize = 160;
 /// Operations between two checks of a fuzzed input; a property test checks after each.
 const FUZZ_CHECKS: u32 = 16;
 
@@ -228,7 +230,13 @@ impl Rig {
     fn resize(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
         let standing = self.manager.standing(id);
         let (history, capacity) = standing.map_or((0, 0), |standing| (standing.history, standing.capacity));
-        let history = [history, history + choices.below(9), capacity][choices.below(3) as usize];
+        let further = history + choices.below(9);
+        // Where every block is published, what history passes must have been stored.
+        let further = match self.manager.config().commits {
+            Commits::EveryBlock => further.min(capacity),
+            Commits::EndPoints => further,
+        };
+        let history = [history, further, capacity][choices.below(3) as usize];
         let capacity = match choices.below(8) {
             0 => history.saturating_sub(choices.below(3)),
             1 => history,
@@ -429,5 +437,10 @@ impl Rig {
         let free: u32 = each.map(|(tier, group)| self.manager.free(tier, group)).sum();
         assert_eq!(free + droppable, slots, "11.2: slots are lost");
         assert_eq!((self.manager.conversations(), self.manager.sequences()), (0, 0));
+        // A leaf of the tree has a page, and no more blocks than a sequence before it.
+        let blocks_max = slots as usize * TOKENS_MAX.div_ceil(self.block_tokens() as u32) as usize;
+        assert!(self.manager.blocks() <= blocks_max, "{} blocks in the tree", self.manager.blocks());
+        let bytes_max = BLOCK_BYTES_MAX * (blocks_max + slots as usize);
+        assert!(self.manager.metadata_bytes() <= bytes_max, "{} bytes of metadata", self.manager.metadata_bytes());
     }
 }

@@ -112,6 +112,11 @@ impl Manager {
         self.book.len()
     }
 
+    /// Bytes of metadata of pages and blocks, without the blocks' tokens.
+    pub fn metadata_bytes(&self) -> usize {
+        self.store.pages.bytes() + self.store.tree.bytes()
+    }
+
     pub fn evicted_pages(&self) -> u64 {
         self.store.evicted_pages
     }
@@ -190,6 +195,9 @@ impl Manager {
     }
 
     /// Sets capacity and history; what is `None` stays. `false`, and nothing is changed, where new blocks do not fit.
+    ///
+    /// Where every block is published, history should not pass the old capacity: a block that goes stale at once would
+    /// be published although its last tokens had nowhere to be stored.
     ///
     /// # Errors
     /// The sequence is not active, its history would go back, or its capacity would be below its history.

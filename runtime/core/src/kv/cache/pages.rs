@@ -39,7 +39,7 @@ pub(super) enum State {
     Droppable,
 }
 
-/// 44 bytes: together with its node, a block of one life cycle has less than 128 bytes of metadata.
+/// With its node, a block of one life cycle has at most 128 bytes besides its tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page {
     pub place: Place,
@@ -143,8 +143,10 @@ impl Pages {
             queued: 0,
             claimed: 0,
         };
+        let slots: usize = tiers.iter().flatten().map(|slots| *slots as usize).sum();
         Self {
-            slab: Vec::new(),
+            // No more pages than slots, so it never grows.
+            slab: Vec::with_capacity(slots),
             vacant: Vec::new(),
             pools: tiers.iter().flatten().map(pool).collect(),
             groups: tiers.first().map_or(0, Vec::len) as u8,
@@ -198,6 +200,12 @@ impl Pages {
 
     pub fn len(&self) -> usize {
         self.slab.len() - self.vacant.len()
+    }
+
+    /// Bytes of everything kept of pages.
+    pub fn bytes(&self) -> usize {
+        let returned: usize = self.pools.iter().map(|pool| pool.returned.capacity()).sum();
+        self.slab.len() * size_of::<Page>() + self.vacant.capacity() * size_of::<PageId>() + returned * size_of::<u32>()
     }
 
     pub fn is_alive(&self, id: PageId) -> bool {

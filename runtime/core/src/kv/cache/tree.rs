@@ -153,6 +153,12 @@ impl Tree {
         self.index.len()
     }
 
+    /// Bytes of everything kept of blocks, their tokens apart.
+    pub fn bytes(&self) -> usize {
+        let lists = self.links.len() * size_of::<Option<PageId>>() + self.vacant.capacity() * size_of::<NodeId>();
+        self.nodes.len() * size_of::<Node>() + lists + self.index.allocation_size()
+    }
+
     // -- looking up
 
     pub fn root(&self, scope: &Scope) -> Option<NodeId> {

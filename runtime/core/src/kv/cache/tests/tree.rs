@@ -60,7 +60,21 @@ fn a_node_is_not_taken_for_one_that_had_its_id() {
 }
 
 #[test]
-fn ids_take_no_more_room_than_their_number() {
+fn a_block_has_at_most_128_bytes_of_metadata() {
+    let mut bed = Bed::new(config(4, vec![required(Retention::Full, 0)], vec![vec![10_000]]));
+    // Twice what fits, so that everything was used and given back.
+    for user in 0..20 {
+        let prompt = count(100_000 * user, 4000);
+        let (id, _) = bed.open(&prompt);
+        bed.manager.resume(id, &[], &mut bed.copies).expect("it is suspended");
+        bed.manager.resize(id, (Some(4000), None), &mut bed.copies).expect("a right size");
+        bed.manager.commit(id, &prompt, crate::kv::cache::After::GoesOn, &mut bed.copies).expect("a right commit");
+        bed.manager.close(id);
+    }
+    bed.check();
+    assert_eq!((bed.manager.blocks(), bed.manager.evicted_pages()), (10_000, 10_000));
+    let each = bed.manager.metadata_bytes() / bed.manager.blocks();
+    assert!(each <= 128, "{each} bytes a block");
     assert_eq!(size_of::<Option<PageId>>() + size_of::<Option<NodeId>>(), 8);
 }
 
