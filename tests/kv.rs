@@ -102,18 +102,21 @@ fn sequences_survive_any_operations() {
     driver::fuzz("kv_ops", kv_ops::kv_ops);
 }
 
-/// Runs so many operations on each kind of pool. An operation takes about four bytes.
+/// Runs at least so many operations, over all kinds of pools.
 fn run_long(operations: usize) {
     const KINDS: u8 = 8;
-    let mut state = 17u64;
+    /// More than an operation takes on average.
+    const OPERATION_BYTES: usize = 7;
+    let (mut state, mut count) = (17u64, 0);
     for kind in 0..KINDS {
         let mut input = vec![kind];
-        input.extend((0..operations * 4 / usize::from(KINDS)).map(|_| {
+        input.extend((0..operations * OPERATION_BYTES / usize::from(KINDS)).map(|_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 56) as u8
         }));
-        kv_ops::run(&input, 64);
+        count += kv_ops::run(&input, 64);
     }
+    assert!(count >= operations, "{count} operations");
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use starling_core::ids::{ConversationKey, TokenId};
 use starling_core::kv::cache::lifecycle::{LifeCycle, Policy, Priority, Retention};
 use starling_core::kv::cache::{After, Commits, Config, Copy, Error, Manager, PPM, Phase, Place, PlanId, SequenceId};
-use starling_core::kv::identity::Scope;
+use starling_core::kv::identity::{Scope, truncated_chain};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
@@ -18,14 +18,14 @@ const TOKENS_MAX: u32 = 64;
 /// Of metadata, for each block and each page.
 const BLOCK_BYTES_MAX: usize = 160;
 /// Operations between two checks of a fuzzed input; a property test checks after each.
-const FUZZ_CHECKS: u32 = 16;
+const FUZZ_CHECKS: usize = 16;
 
 pub fn kv_ops(input: &[u8]) {
     run(input, FUZZ_CHECKS);
 }
 
-/// Runs the operations that `input` stands for, with a check after every `every`th.
-pub fn run(input: &[u8], every: u32) {
+/// Runs the operations that `input` stands for, with a check after every `every`th; how many they were.
+pub fn run(input: &[u8], every: usize) -> usize {
     let mut choices = Choices(input);
     let mut rig = Rig::new(configuration(&mut choices));
     let mut count = 0;
@@ -37,6 +37,7 @@ pub fn run(input: &[u8], every: u32) {
         }
     }
     rig.finish();
+    count
 }
 
 /// The input as a source of choices; zeros once it has run out.
@@ -196,6 +197,11 @@ impl Rig {
         let conversation = ConversationKey(u128::from(choices.below(5)));
         let prompt = &tokens[..choices.below(TOKENS_MAX) as usize];
         let said = self.manager.probe(&scope, prompt);
+        let chain = truncated_chain(&scope, prompt, self.block_tokens() as u32);
+        let whole = self.manager.probe(&scope, &prompt[..chain.len() * self.block_tokens()]);
+        let estimate = self.manager.probe_chain(&chain);
+        let partial = self.manager.config().partial_reuse;
+        assert!(estimate == whole || (partial && estimate < whole), "a chain promised {estimate}, its tokens {whole}");
         let label = (conversation.0 > 0).then_some(conversation);
         let mut reused = 0;
         let created = self.attempt(

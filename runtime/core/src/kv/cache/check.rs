@@ -1,5 +1,6 @@
 //! Every invariant that ties sequences, pages and tree together.
 
+use super::lifecycle::{LifeCycle, Policy, Retention};
 use super::pages::PageId;
 use super::sequence::{Committing, Owned, Sequence};
 use super::{Manager, Phase, SequenceId, Violation};
@@ -19,7 +20,15 @@ impl Manager {
                 page.node == Some(node) && usize::from(page.life_cycle) == life_cycle && page.committed && covers
             }
         };
-        self.store.tree.check(known, &open)?;
+        let is_whole = |node| {
+            let full = self.store.attention().filter(|life_cycle| {
+                let LifeCycle { retention, policy, .. } = self.store.life_cycle(*life_cycle);
+                (*retention, *policy) == (Retention::Full, Policy::Required)
+            });
+            let covered = |page| self.store.pages.get(page).covered == self.store.block_tokens();
+            full.into_iter().all(|at| self.store.tree.link(node, usize::from(at)).is_some_and(covered))
+        };
+        self.store.tree.check(known, &open, is_whole)?;
         for (id, page) in self.store.pages.iter() {
             let named = page.node.map(|node| self.store.tree.link(node, usize::from(page.life_cycle)));
             if named.is_some_and(|named| named != Some(id)) {

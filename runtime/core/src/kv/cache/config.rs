@@ -119,7 +119,7 @@ pub enum ErrorKind {
 }
 
 /// A call that was refused. Nothing was changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Error {
     #[error("{sequence} is not open")]
     UnknownSequence { sequence: SequenceId },

@@ -12,6 +12,7 @@ pub mod checkpoint;
 mod config;
 mod eviction;
 pub mod lifecycle;
+mod machine;
 mod pages;
 mod plans;
 mod publish;
@@ -27,6 +28,7 @@ pub use super::Violation;
 use super::identity::Scope;
 use crate::ids::{ConversationKey, TokenId};
 pub use config::{Commits, Config, ConfigError, Error, ErrorKind, PPM, PRIORITY_MAX};
+pub use machine::{Effect, Input};
 pub use pages::Place;
 use pages::{PageId, State};
 use plans::{Book, Plan};
@@ -92,6 +94,14 @@ impl Manager {
     pub fn probe_path(&self, scope: &Scope, tokens: &[TokenId]) -> (u32, u32) {
         let path = self.store.matched(scope, tokens, &[]);
         (self.store.reusable(&path, self.store.config.match_backoff_tokens), path.tokens)
+    }
+
+    /// As `probe`, for the full blocks of a chain of truncated keys (`identity::truncated_chain`): an estimate for routing.
+    ///
+    /// # Cost
+    /// A logarithmic number of look-ups, and one for each block of a window.
+    pub fn probe_chain(&self, chain: &[u64]) -> u32 {
+        self.store.reusable_on_chain(chain)
     }
 
     pub fn standing(&self, id: SequenceId) -> Option<Standing> {

@@ -5,9 +5,10 @@ use super::sequence::{Committing, Owned, Sequence, SequenceId};
 use super::store::{Copy, Store};
 use super::tree::{Inserted, NodeId};
 use crate::ids::TokenId;
+use serde::{Deserialize, Serialize};
 
 /// Whether the sequence goes on after a commit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum After {
     GoesOn,
     /// Nothing is written any more, so a block that is not full is published without a copy.

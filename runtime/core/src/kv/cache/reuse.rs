@@ -8,6 +8,11 @@ pub trait Coverage {
     /// Leading tokens of the block that the life cycle's page covers; 0 without a page. For recurrent layers the
     /// position inside the block of its snapshot.
     fn covered(&self, life_cycle: usize, block: u32) -> u32;
+
+    /// Leading blocks that full attention is known to cover wholly.
+    fn whole_blocks(&self) -> u32 {
+        0
+    }
 }
 
 /// A match of the tree, without its pages.
@@ -88,10 +93,14 @@ impl Match<'_> {
     /// Where the first live block that is covered too little stops being covered.
     fn first_gap(&self, life_cycle: usize, retention: Retention, length: u32, coverage: &impl Coverage) -> Option<u32> {
         let block_tokens = self.block_tokens.get();
-        retention.live(length, self.block_tokens).find_map(|block| {
+        let gap = |block: u32| {
             let start = block * block_tokens;
             let covered = coverage.covered(life_cycle, block);
             (covered < block_tokens.min(length - start)).then_some(start + covered)
-        })
+        };
+        match retention {
+            Retention::Full => (coverage.whole_blocks()..length.div_ceil(block_tokens)).find_map(gap),
+            Retention::Window { .. } | Retention::State => retention.live(length, self.block_tokens).find_map(gap),
+        }
     }
 }

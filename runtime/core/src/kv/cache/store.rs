@@ -124,6 +124,17 @@ impl Store {
         self.matching(length).is_complete(usize::from(life_cycle), length, &On { store: self, path })
     }
 
+    /// As `reusable`, for the full blocks that a chain of truncated keys names. No tokens are compared.
+    ///
+    /// # Cost
+    /// A logarithmic number of look-ups, and those of the windows' blocks: a block that is there has all before it.
+    pub fn reusable_on_chain(&self, chain: &[u64]) -> u32 {
+        let there = chain.partition_point(|key| self.tree.named(*key).is_some());
+        let tokens = (there as u32).saturating_mul(self.block_tokens());
+        let matching = self.matching(tokens.saturating_sub(self.config.match_backoff_tokens));
+        matching.reusable(&OnChain { store: self, chain: &chain[..there] })
+    }
+
     fn matching(&self, tokens: u32) -> Match<'_> {
         Match { block_tokens: self.config.block_tokens, life_cycles: &self.config.life_cycles, tokens }
     }
@@ -262,5 +273,28 @@ impl Coverage for On<'_> {
         let node = self.path.nodes.get(block as usize);
         let page = node.and_then(|node| self.store.tree.link(*node, life_cycle));
         page.map_or(0, |page| self.store.pages.get(page).covered)
+    }
+
+    /// All but the last block (T4).
+    fn whole_blocks(&self) -> u32 {
+        (self.path.nodes.len() as u32).saturating_sub(1)
+    }
+}
+
+/// Full blocks that are named by truncated keys, as `reuse` sees them.
+pub(super) struct OnChain<'a> {
+    pub store: &'a Store,
+    pub chain: &'a [u64],
+}
+
+impl Coverage for OnChain<'_> {
+    fn covered(&self, life_cycle: usize, block: u32) -> u32 {
+        let node = self.chain.get(block as usize).and_then(|key| self.store.tree.named(*key));
+        let page = node.and_then(|node| self.store.tree.link(node, life_cycle));
+        page.map_or(0, |page| self.store.pages.get(page).covered)
+    }
+
+    fn whole_blocks(&self) -> u32 {
+        self.chain.len() as u32
     }
 }

@@ -68,7 +68,8 @@ struct Neighbours {
 
 /// Invariants: (11.12) a node's parent is in the tree, and full; (T1) the index names every block under its key;
 /// (T2) siblings are in order, and none is the beginning of another; (T3) a node without children
-/// has a page, or is the last one of a sequence that still commits.
+/// has a page, or is the last one of a sequence that still commits; (T4) every block has a page of each required life
+/// cycle of full attention, which covers it wholly if the block is full.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     block_tokens: NonZeroU32,
@@ -173,6 +174,13 @@ impl Tree {
             node.key == key && node.parent == Some(parent) && self.tokens(*id) == tokens
         };
         self.index.find(key.truncated(), same).copied()
+    }
+
+    /// A full block with that truncated key.
+    pub fn named(&self, key: u64) -> Option<NodeId> {
+        let full = self.block_tokens.get();
+        let same = |id: &NodeId| self.node(*id).key.truncated() == key && self.node(*id).len == full;
+        self.index.find(key, same).copied()
     }
 
     /// The child that shares the longest beginning with `tokens`, and how long that is.
@@ -395,11 +403,12 @@ impl Tree {
     }
 
     /// `known(page, node, life_cycle)`: the page is there and says the same of itself. `open` are the last nodes of
-    /// sequences that still commit.
+    /// sequences that still commit. `is_whole(node)`: full attention covers it.
     pub fn check(
         &self,
         known: impl Fn(PageId, NodeId, usize) -> bool,
         open: &BTreeSet<NodeId>,
+        is_whole: impl Fn(NodeId) -> bool,
     ) -> Result<(), Violation> {
         let mut blocks = 0;
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
@@ -412,6 +421,9 @@ impl Tree {
             }
             if children.is_empty() && self.links(id).iter().all(Option::is_none) && !open.contains(&id) {
                 return Err(Violation::new("T3", format!("{id:?} has neither children nor a page")));
+            }
+            if node.len == self.block_tokens.get() && !is_whole(id) {
+                return Err(Violation::new("T4", format!("{id:?} is not covered by full attention")));
             }
             for pair in children.windows(2) {
                 let (first, second) = (self.tokens(pair[0]), self.tokens(pair[1]));

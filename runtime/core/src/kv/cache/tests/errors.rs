@@ -1,7 +1,9 @@
 use super::{Bed, config, count, required, window};
 use crate::ids::ConversationKey;
 use crate::kv::cache::lifecycle::{LifeCycle, Policy, Priority, Retention};
-use crate::kv::cache::{After, Commits, Config, ConfigError, Error, ErrorKind, Manager, PlanId, SequenceId};
+use crate::kv::cache::{
+    After, Commits, Config, ConfigError, Effect, Error, ErrorKind, Input, Manager, PlanId, SequenceId,
+};
 
 /// The call is refused with that kind of error, and changes nothing.
 fn refused<T: std::fmt::Debug>(bed: &mut Bed, kind: ErrorKind, call: impl FnOnce(&mut Bed) -> Result<T, Error>) {
@@ -100,4 +102,34 @@ fn contradictions_of_a_configuration_are_named() {
         let error: ConfigError = Manager::new(config).expect_err(said);
         assert_eq!(error.to_string(), said);
     }
+}
+
+#[test]
+fn inputs_are_answered_once_and_copies_come_first() {
+    let mut bed = Bed::new(config(2, vec![required(Retention::Full, 0)], vec![vec![2], vec![4]]));
+    bed.serve(&count(0, 4));
+    let mut tell = |input: Input| {
+        // A recorded trace is as good as the input itself.
+        let trace = serde_json::to_string(&input).expect("inputs are plain values");
+        let mut effects = Vec::new();
+        bed.manager.handle(0, serde_json::from_str(&trace).expect("and come back"), &mut effects);
+        bed.manager.check().unwrap_or_else(|violation| panic!("{violation}"));
+        effects
+    };
+    let sequence = SequenceId(7);
+    let create = Input::Create { sequence, scope: super::SCOPE, tokens: count(50, 4), conversation: None };
+    assert!(matches!(tell(create.clone())[..], [Effect::Created(_)]));
+    assert_eq!(tell(create), [Effect::Refused(Error::DuplicateSequence { sequence })]);
+    assert_eq!(tell(Input::Resume { sequence, restored: vec![] }), [Effect::Fits(true)]);
+    let resize = Input::Resize { sequence, capacity: Some(4), history: None };
+    assert!(matches!(tell(resize)[..], [Effect::Copy(_), Effect::Copy(_), Effect::Fits(true)]));
+    let more = Input::Resize { sequence, capacity: Some(6), history: None };
+    assert_eq!(tell(more), [Effect::Fits(false)]);
+    let commit = Input::Commit { sequence, tokens: count(50, 4), after: After::Ends };
+    assert!(matches!(tell(commit)[..], [Effect::Committed(_)]));
+    assert!(matches!(tell(Input::Plan { sequence })[..], [Effect::Planned(Some(PlanId(1)))]));
+    assert_eq!(tell(Input::DropPlan { plan: PlanId(1) }), [Effect::Done]);
+    assert_eq!(tell(Input::DropPlan { plan: PlanId(1) }), [Effect::Refused(Error::UnknownPlan { plan: PlanId(1) })]);
+    assert_eq!(tell(Input::Close { sequence }), [Effect::Done]);
+    assert_eq!(tell(Input::Clear), [Effect::Done]);
 }

@@ -147,3 +147,17 @@ fn a_full_device_does_not_let_a_sequence_resume() {
     bed.close(id);
     assert!(bed.resume(other));
 }
+
+#[test]
+fn a_page_on_the_device_takes_the_place_of_the_same_one_below() {
+    let mut bed = Bed::new(config(2, vec![required(Retention::Full, 0)], vec![vec![6], vec![4]]));
+    let (id, _) = bed.start(&count(0, 4));
+    // Another one publishes the same first, and its pages fall.
+    bed.serve(&count(0, 4));
+    bed.serve(&count(100, 8));
+    assert_eq!(bed.pages(0), [(2, 0, 4), (0, 0, 2)]);
+    bed.commit(id, &count(0, 4));
+    assert_eq!(bed.pages(0), [(2, 0, 4), (0, 0, 0)]);
+    bed.close(id);
+    assert_eq!((bed.probe(&count(0, 4)), bed.manager.free(1, 0)), (4, 4));
+}
