@@ -12,6 +12,7 @@ use crate::ids::{ConversationKey, TokenId};
 use crate::kv::identity::Scope;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Range;
 
 /// What the caller calls a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -331,19 +332,18 @@ impl Sequence {
             return Err(Error::CapacityBelowHistory { capacity, history });
         }
         let blocks = capacity.div_ceil(store.block_tokens());
-        let mut new: Vec<(u32, u8)> = Vec::new();
+        let mut wanted = vec![0u32; usize::from(store.pages.groups())];
         for life_cycle in store.attention() {
-            let stale = store.life_cycle(life_cycle).retention.stale(history, store.config.block_tokens);
-            let added = (self.blocks()..blocks).filter(|block| !stale.contains(block));
-            new.extend(added.map(|block| (block, life_cycle)));
+            let (first, second) = self.added(store, life_cycle, (blocks, history));
+            let group = &mut wanted[usize::from(store.life_cycle(life_cycle).group)];
+            *group = group.saturating_add((first.len() + second.len()) as u32);
         }
-        new.sort_unstable();
-        let mut wanted = vec![0; usize::from(store.pages.groups())];
-        for (_, life_cycle) in &new {
-            wanted[usize::from(store.life_cycle(*life_cycle).group)] += 1;
+        if (0u8..).zip(&wanted).any(|(group, wanted)| *wanted > store.pages.slots(0, group)) {
+            return Ok(false);
         }
         let cut = (blocks as usize * self.width).min(self.rows.len());
-        if !new.is_empty() && !self.fits_after(store, cut, history, &wanted) {
+        let grows = wanted.iter().any(|wanted| *wanted > 0);
+        if grows && !self.fits_after(store, cut, history, &wanted) {
             return Ok(false);
         }
         self.let_go(store, cut);
@@ -354,12 +354,25 @@ impl Sequence {
             self.release_stale(store);
         }
         store.make_room(0, &wanted, copies);
+        let mut new: Vec<(u32, u8)> = Vec::new();
+        for life_cycle in store.attention() {
+            let (first, second) = self.added(store, life_cycle, (blocks, history));
+            new.extend(first.chain(second).map(|block| (block, life_cycle)));
+        }
+        new.sort_unstable();
         self.rows.resize(blocks as usize * self.width, None);
         for (block, life_cycle) in new {
             let row = self.row(block, life_cycle);
             self.rows[row] = Some(Owned { page: store.allocate(life_cycle, block), locked: true });
         }
         Ok(true)
+    }
+
+    /// Blocks that are new with so many, those apart that are out of the window at once: the ones before and after these.
+    fn added(&self, store: &Store, life_cycle: u8, (blocks, history): (u32, u32)) -> (Range<u32>, Range<u32>) {
+        let stale = store.life_cycle(life_cycle).retention.stale(history, store.config.block_tokens);
+        let from = self.blocks().min(blocks);
+        (from..stale.start.clamp(from, blocks), stale.end.clamp(from, blocks)..blocks)
     }
 
     /// Whether there is room once the rows from `cut` on and those that `history` makes stale are let go.

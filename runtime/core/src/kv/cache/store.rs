@@ -25,9 +25,32 @@ pub(super) struct Path {
     pub tokens: u32,
 }
 
+/// Some of the life cycles.
+#[derive(Clone, Copy, Debug)]
+struct Members {
+    bits: [u64; 4],
+    life_cycles: u8,
+}
+
+impl Members {
+    fn of(config: &Config, is_member: fn(&LifeCycle) -> bool) -> Self {
+        let mut bits = [0; 4];
+        for (index, _) in config.life_cycles.iter().enumerate().filter(|(_, one)| is_member(one)) {
+            bits[index / 64] |= 1 << (index % 64);
+        }
+        Self { bits, life_cycles: config.life_cycles.len() as u8 }
+    }
+
+    fn iter(self) -> impl Iterator<Item = u8> {
+        (0..self.life_cycles).filter(move |index| self.bits[usize::from(index / 64)] >> (index % 64) & 1 == 1)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Store {
     pub config: Config,
+    attention: Members,
+    published: Members,
     pub pages: Pages,
     pub tree: Tree,
     /// Pages that drop plans name.
@@ -44,6 +67,8 @@ impl Store {
         Self {
             pages: Pages::new(&config.tiers),
             tree: Tree::new(config.block_tokens, config.life_cycles.len()),
+            attention: Members::of(&config, |one| !one.is_state()),
+            published: Members::of(&config, LifeCycle::is_published),
             config,
             marks: BTreeMap::new(),
             bare: Vec::new(),
@@ -66,14 +91,12 @@ impl Store {
 
     /// The life cycles of attention layers.
     pub fn attention(&self) -> impl Iterator<Item = u8> + use<> {
-        let states: Vec<bool> = self.config.life_cycles.iter().map(LifeCycle::is_state).collect();
-        (0..self.life_cycles()).filter(move |index| !states[usize::from(*index)])
+        self.attention.iter()
     }
 
     /// Attention life cycles whose blocks others may find.
     pub fn published(&self) -> impl Iterator<Item = u8> + use<> {
-        let published: Vec<bool> = self.config.life_cycles.iter().map(LifeCycle::is_published).collect();
-        (0..self.life_cycles()).filter(move |index| published[usize::from(*index)])
+        self.published.iter()
     }
 
     pub fn recurrent(&self) -> Option<u8> {

@@ -167,7 +167,14 @@ impl Tree {
     }
 
     /// The child that is exactly these tokens. Key, parent and tokens must agree.
+    ///
+    /// # Cost
+    /// A hash and a look-up; a comparison of tokens where there is one child.
     pub fn child(&self, parent: NodeId, tokens: &[TokenId]) -> Option<NodeId> {
+        let first = self.node(parent).children?;
+        if let Node { before: None, after: None, .. } = self.node(first) {
+            return (self.tokens(first) == tokens).then_some(first);
+        }
         let key = self.node(parent).key.child(tokens);
         let same = |id: &NodeId| {
             let node = self.node(*id);
@@ -439,7 +446,8 @@ impl Tree {
                     if grand.is_some() && self.node(parent).len != self.block_tokens.get() {
                         return Err(Violation::new("11.12", format!("{parent:?} is not full and has children")));
                     }
-                    if self.child(parent, self.tokens(id)) != Some(id) {
+                    let listed = self.index.find(node.key.truncated(), |other| *other == id).is_some();
+                    if !listed || self.child(parent, self.tokens(id)) != Some(id) {
                         return Err(Violation::new("T1", format!("{id:?} is not found under its key")));
                     }
                 }

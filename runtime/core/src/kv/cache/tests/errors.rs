@@ -133,3 +133,14 @@ fn inputs_are_answered_once_and_copies_come_first() {
     assert_eq!(tell(Input::Close { sequence }), [Effect::Done]);
     assert_eq!(tell(Input::Clear), [Effect::Done]);
 }
+
+#[test]
+fn absurd_sizes_do_not_fit() {
+    let mut bed = Bed::new(config(1, vec![required(Retention::Full, 0), required(window(4), 0)], vec![vec![20]]));
+    let (id, _) = bed.prefill(&count(0, 4), &[]);
+    let before = format!("{:?}", bed.manager);
+    for (capacity, history) in [(u32::MAX, 4), (u32::MAX, u32::MAX), (22, 22)] {
+        assert!(!bed.resize(id, capacity, history), "{capacity}, {history}");
+        assert_eq!(before, format!("{:?}", bed.manager));
+    }
+}
