@@ -12,7 +12,8 @@ impl Manager {
     pub fn check(&self) -> Result<(), Violation> {
         self.store.pages.check()?;
         let open = self.sequences.values().filter(|sequence| sequence.committing != Committing::Stopped);
-        let open = open.filter_map(|sequence| self.store.tree.resolve(*sequence.path.last()?)).collect();
+        let open = open.filter_map(|sequence| self.store.tree.resolve(*sequence.path.last()?));
+        let open = open.chain(self.store.faded()).collect();
         let known = |page, node, life_cycle| {
             self.store.pages.is_alive(page) && {
                 let page = self.store.pages.get(page);

@@ -77,11 +77,10 @@ impl Sequence {
                     store.link(node, life_cycle, page.page, tail);
                 }
             }
-            store.may_be_bare(store.tree.reference(node));
+            store.fades(store.tree.reference(node));
         }
-        // Nothing will follow the last block: without a page it has no use.
         if let Some(last) = self.path.last() {
-            store.may_be_bare(*last);
+            store.fades(*last);
         }
         self.committing = Committing::Stopped;
         self.release_stale(store);

@@ -9,7 +9,7 @@ use super::tree::{NodeId, NodeRef, Tree};
 use crate::ids::TokenId;
 use crate::kv::identity::Scope;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Bytes of one whole slot to be copied, after all copies before it and before its source is written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,10 @@ pub(super) struct Path {
     pub nodes: Vec<NodeId>,
     pub tokens: u32,
 }
+
+/// Last blocks of stopped sequences that may be without a page. So many are remembered for telling content that is known
+/// from content that is not; a block costs some hundred bytes.
+const FADED_MAX: usize = 256;
 
 /// Some of the life cycles.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +61,8 @@ pub(super) struct Store {
     pub marks: BTreeMap<PageId, Mark>,
     /// Nodes that may have been left without children and pages. They go when nothing else is under way.
     bare: Vec<NodeRef>,
+    /// Those that go when others follow, oldest first.
+    faded: VecDeque<NodeRef>,
     pub evicted_pages: u64,
     /// Counts plans' pages and their uses: what comes later has a higher number.
     pub uses: u64,
@@ -72,6 +78,7 @@ impl Store {
             config,
             marks: BTreeMap::new(),
             bare: Vec::new(),
+            faded: VecDeque::new(),
             evicted_pages: 0,
             uses: 0,
         }
@@ -271,6 +278,21 @@ impl Store {
     /// The node may turn out to hold nothing.
     pub fn may_be_bare(&mut self, node: NodeRef) {
         self.bare.push(node);
+    }
+
+    /// The node is the last one of a sequence that commits nothing more.
+    pub fn fades(&mut self, node: NodeRef) {
+        let is_bare = |node: NodeId| self.tree.is_leaf(node) && self.is_without_pages(node);
+        if self.tree.resolve(node).is_some_and(is_bare) {
+            self.faded.push_back(node);
+        }
+        if self.faded.len() > FADED_MAX {
+            self.bare.extend(self.faded.pop_front());
+        }
+    }
+
+    pub fn faded(&self) -> impl Iterator<Item = NodeId> {
+        self.faded.iter().filter_map(|node| self.tree.resolve(*node))
     }
 
     /// Removes blocks and roots that hold nothing. Called when no one is walking the tree.

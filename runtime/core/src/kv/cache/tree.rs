@@ -68,7 +68,7 @@ struct Neighbours {
 
 /// Invariants: (11.12) a node's parent is in the tree, and full; (T1) the index names every block under its key;
 /// (T2) siblings are in order, and none is the beginning of another; (T3) a node without children
-/// has a page, or is the last one of a sequence that still commits; (T4) every block has a page of each required life
+/// has a page, or is the last one of a sequence that still commits or of one of the last that did; (T4) every block has a page of each required life
 /// cycle of full attention, which covers it wholly if the block is full.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
@@ -410,7 +410,7 @@ impl Tree {
     }
 
     /// `known(page, node, life_cycle)`: the page is there and says the same of itself. `open` are the last nodes of
-    /// sequences that still commit. `is_whole(node)`: full attention covers it.
+    /// sequences that still commit, or of the last ones that did. `is_whole(node)`: full attention covers it.
     pub fn check(
         &self,
         known: impl Fn(PageId, NodeId, usize) -> bool,

@@ -172,3 +172,21 @@ fn empty_scopes_leave_nothing_behind() {
         .collect();
     assert_eq!(there, BTreeSet::from([48, 49]));
 }
+
+#[test]
+fn blocks_without_pages_are_remembered_for_a_while() {
+    let mut bed = Bed::new(config(2, vec![required(window(3), 0)], vec![vec![20]]));
+    let mut known = Vec::new();
+    for user in 0..600 {
+        let (id, _) = bed.open(&[]);
+        // History passes the block before it is committed, and there it ends.
+        assert!(bed.manager.resume(id, &[], &mut bed.copies).is_ok_and(|fits| fits) && bed.resize(id, 6, 6));
+        let prompt = count(1000 * user, 2);
+        bed.manager.commit(id, &prompt, crate::kv::cache::After::Ends, &mut bed.copies).expect("a right commit");
+        bed.close(id);
+        known.push(prompt);
+    }
+    let found: Vec<u32> = known.iter().map(|prompt| bed.manager.probe_path(&SCOPE, prompt).1).collect();
+    assert!(found[..300] == [0; 300] && found[590..] == [2; 10], "{found:?}");
+    assert_eq!(bed.manager.free(0, 0), 20);
+}
