@@ -1,6 +1,7 @@
 //! Committing: how a sequence's blocks become prefixes that others find.
 
 use super::config::Error;
+use super::pages::PageId;
 use super::sequence::{Committing, Owned, Sequence, SequenceId};
 use super::store::{Copy, Store};
 use super::tree::{Inserted, NodeId};
@@ -51,6 +52,7 @@ impl Sequence {
         self.tokens.extend_from_slice(tokens);
         self.history = self.history.max(self.committed());
         if self.committing == Committing::Publishes {
+            self.attach_again(store);
             match store.commits_end_points() {
                 true => self.publish_end_point(store, from, after, copies),
                 false => self.publish_full(store, from, |_, _, _| true),
@@ -70,8 +72,11 @@ impl Sequence {
         let tail = self.committed() % store.config.block_tokens;
         // End points are published by the commit that makes them.
         let publishes = self.committing == Committing::Publishes && self.resumed && !store.commits_end_points();
-        if let Some((node, block)) = Some(()).filter(|()| publishes && tail > 0).and_then(|()| self.insert_tail(store))
-        {
+        let has_tail = publishes && tail > 0;
+        if has_tail {
+            self.attach_again(store);
+        }
+        if let Some((node, block)) = if has_tail { self.insert_tail(store) } else { None } {
             for life_cycle in store.published() {
                 if let Some(page) = self.unpublished(store, block, life_cycle) {
                     store.link(node, life_cycle, page.page, tail);
@@ -84,6 +89,36 @@ impl Sequence {
         }
         self.committing = Committing::Stopped;
         self.release_stale(store);
+    }
+
+    /// Puts those of the sequence's blocks back into the tree that went from it, with the pages that it still holds. A block
+    /// goes although it is in use where nobody could resume at it, as when its snapshot was evicted.
+    fn attach_again(&mut self, store: &mut Store) {
+        let block_tokens = store.block_tokens() as usize;
+        let there = self.path.partition_point(|node| store.tree.resolve(*node).is_some());
+        if there == self.path.len() {
+            return;
+        }
+        let mut parent = match self.path[..there].last().and_then(|node| store.tree.resolve(*node)) {
+            Some(node) => node,
+            None => store.tree.root_or_new(&self.scope),
+        };
+        for block in there..self.path.len() {
+            let tokens = &self.tokens[block * block_tokens..][..block_tokens];
+            let Inserted::Here(node) = store.tree.insert(parent, tokens) else { return };
+            self.path[block] = store.tree.reference(node);
+            for life_cycle in store.published() {
+                let owned = self.owned(block as u32, life_cycle).map(|owned| owned.page);
+                let lost = |page: &PageId| {
+                    let page = store.pages.get(*page);
+                    page.committed && page.node.is_none()
+                };
+                if let Some(page) = owned.filter(lost) {
+                    store.link(node, life_cycle, page, store.block_tokens());
+                }
+            }
+            parent = node;
+        }
     }
 
     /// Where the sequence's next block hangs from; `None` if what came before is gone from the tree.

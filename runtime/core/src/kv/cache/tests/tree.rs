@@ -133,14 +133,30 @@ fn a_sequence_keeps_pages_whose_block_is_gone() {
     bed.check();
     assert!(bed.manager.store.pages.is_alive(page));
     assert_eq!((bed.probe(&count(0, 6)), bed.pages(0)), (0, vec![(3, 0, 0)]));
-    // What follows cannot be found without what came before: it is recorded, not published.
+    // What follows can only be found if what came before can: that is put back.
     assert!(bed.resize(id, 10, 6));
     bed.commit(id, &count(6, 2));
-    assert_eq!((bed.manager.blocks(), bed.manager.standing(id).map(|standing| standing.committed)), (0, Some(8)));
+    assert_eq!((bed.manager.blocks(), bed.probe(&count(0, 8))), (4, 8));
     bed.close(id);
-    assert_eq!(bed.pages(0), [(0, 2, 0)]);
     bed.close(reader);
-    assert_eq!(bed.manager.free(0, 0), 10);
+    assert_eq!((bed.pages(0), bed.manager.free(0, 0)), (vec![(0, 0, 4)], 6));
+}
+
+#[test]
+fn a_sequence_whose_snapshot_was_evicted_publishes_its_next_end_point() {
+    let mut bed =
+        Bed::new(config(4, vec![required(Retention::Full, 0), required(Retention::State, 1)], vec![vec![40, 3]]));
+    let (id, _) = bed.prefill(&count(0, 12), &[]);
+    assert_eq!(bed.probe(&count(0, 12)), 12);
+    for user in 1..4 {
+        bed.serve(&count(100 * user, 8));
+    }
+    // Nobody can resume there any more, so the blocks went, although the sequence runs.
+    assert_eq!(bed.manager.probe_path(&SCOPE, &count(0, 12)), (0, 0));
+    assert!(bed.resize(id, 17, 17));
+    bed.commit(id, &count(12, 5));
+    bed.close(id);
+    assert_eq!(bed.probe(&count(0, 17)), 17);
 }
 
 #[test]
