@@ -67,9 +67,9 @@ struct Neighbours {
 }
 
 /// Invariants: (11.12) a node's parent is in the tree, and full; (T1) the index names every block under its key;
-/// (T2) siblings are in order, and none is the beginning of another; (T3) a node without children
-/// has a page, or is the last one of a sequence that still commits or of one of the last that did; (T4) every block has a page of each required life
-/// cycle of full attention, which covers it wholly if the block is full.
+/// (T2) siblings are in order, and none is the beginning of another; (T3) a node without children has a page, or is the
+/// last one of a sequence that still commits or of one of the last that did; (T4) every full block has a page of each
+/// required life cycle of full attention, which covers it wholly.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     block_tokens: NonZeroU32,
