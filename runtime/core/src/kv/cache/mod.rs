@@ -285,9 +285,8 @@ impl Manager {
         for &page in &pages {
             let place = self.store.pages.get(page).place;
             wanted[usize::from(place.group)] += u32::from(place.tier > TARGET);
-            // What is there already, and what is about to rise, is not to fall.
-            let stays = place.tier == TARGET || place.tier == self.store.pages.last_tier();
-            self.store.pages.claim(page, stays);
+            // None of them makes way for another.
+            self.store.pages.claim(page, true);
         }
         let fits = self.store.fits(TARGET, &wanted, &Default::default());
         if fits {

@@ -104,6 +104,23 @@ fn prefetch_brings_a_prefix_below_the_device_and_takes_nothing_of_it() {
 }
 
 #[test]
+fn what_is_prefetched_does_not_make_way_for_what_falls() {
+    let mut bed = Bed::new(config(2, vec![required(Retention::Full, 0)], vec![vec![2], vec![2], vec![2], vec![2]]));
+    let (sleeper, _) = bed.prefill(&count(0, 4), &[]);
+    bed.manager.suspend(sleeper).expect("it is active");
+    for user in 1..4 {
+        bed.serve(&count(100 * user, 4));
+    }
+    assert_eq!(bed.pages(0), [(0, 0, 2), (0, 0, 2), (0, 0, 2), (0, 2, 0)]);
+    assert!(bed.manager.prefetch(&super::SCOPE, &count(100, 4), &mut bed.copies));
+    bed.check();
+    // The pages of the second one had nowhere to fall to.
+    assert_eq!(bed.pages(0), [(0, 0, 2), (0, 0, 2), (0, 0, 0), (0, 2, 0)]);
+    assert_eq!([1, 2, 3].map(|user| bed.probe(&count(100 * user, 4))), [4, 0, 4]);
+    bed.close(sleeper);
+}
+
+#[test]
 fn prefetch_without_room_changes_nothing() {
     let mut bed = Bed::new(config(2, vec![required(Retention::Full, 0)], vec![vec![6], vec![3], vec![2]]));
     bed.serve(&count(0, 4));
