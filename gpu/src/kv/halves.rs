@@ -3,6 +3,7 @@
 use super::BlockShape;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use memmap2::MmapMut;
 use starling_core::ids::BlockId;
 use std::marker::PhantomData;
 
@@ -16,7 +17,27 @@ use std::marker::PhantomData;
 /// The memory is zero and not touched until written, so that the system gives it when it is used.
 pub struct HalfPool {
     shape: BlockShape,
-    layers: Vec<Vec<u16>>,
+    layers: Vec<Numbers>,
+}
+
+/// Numbers that start as zero, in huge pages where the system has them: a sequence's blocks lie all over the pool, and with
+/// small ones nearly each would cost a walk through the page tables.
+struct Numbers(MmapMut);
+
+impl Numbers {
+    /// `None` if the system does not give so much; `count` is above 0.
+    fn new(count: usize) -> Option<Self> {
+        let memory = MmapMut::map_anon(count.checked_mul(size_of::<u16>())?).ok()?;
+        // Without them it is slower, that is all.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        Some(Self(memory))
+    }
+
+    fn as_slice(&self) -> &[u16] {
+        // SAFETY: the mapping begins at a page, is as long as `count` numbers, and any bits are a number.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() / size_of::<u16>()) }
+    }
 }
 
 impl HalfPool {
@@ -24,19 +45,20 @@ impl HalfPool {
     pub fn new(shape: BlockShape, layers: usize, blocks: usize) -> Option<Self> {
         let bytes = shape.block_bytes(layers, size_of::<f16>())?.checked_mul(blocks as u64)?;
         isize::try_from(bytes).ok()?;
-        let layers = (0..layers).map(|_| vec![0; shape.block_numbers() * blocks]).collect();
+        let layers = (0..layers).map(|_| Numbers::new(shape.block_numbers() * blocks)).collect::<Option<_>>()?;
         Some(Self { shape, layers })
     }
 
     /// What one head of a layer reads.
     pub fn head<'a>(&'a self, layer: usize, kv_head: usize, table: &'a [BlockId]) -> HalfHead<'a> {
-        HalfHead { shape: self.shape, layer: &self.layers[layer], kv_head, table }
+        HalfHead { shape: self.shape, layer: self.layers[layer].as_slice(), kv_head, table }
     }
 
     /// For parts that write different tokens of a layer.
     pub fn writer(&mut self, layer: usize) -> HalfWriter<'_> {
         let layer = &mut self.layers[layer];
-        HalfWriter { shape: self.shape, numbers: layer.as_mut_ptr(), length: layer.len(), memory: PhantomData }
+        let length = layer.0.len() / size_of::<u16>();
+        HalfWriter { shape: self.shape, numbers: layer.0.as_mut_ptr().cast(), length, memory: PhantomData }
     }
 }
 
