@@ -6,10 +6,12 @@ mod driver;
 mod kv;
 #[path = "fuzz/kv_ops.rs"]
 mod kv_ops;
+#[path = "bin/vectors.rs"]
+mod vectors;
 
-use kv::Tally;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
+use vectors::Tally;
 
 fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors/kv")

@@ -6,9 +6,11 @@ mod driver;
 mod router;
 #[path = "fuzz/router_ops.rs"]
 mod router_ops;
+#[path = "bin/vectors.rs"]
+mod vectors;
 
-use router::Tally;
 use std::path::{Path, PathBuf};
+use vectors::Tally;
 
 fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors/router")

@@ -3,6 +3,7 @@
 mod engine;
 mod kv;
 mod router;
+mod vectors;
 
 use std::io::Write;
 use std::process::ExitCode;

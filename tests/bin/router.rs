@@ -1,5 +1,6 @@
 //! Runs router vectors: each line of a file is a sequence that starts with a fresh router and queue.
 
+use crate::vectors::{self, Tally, lines, stem};
 use serde::Deserialize;
 use serde_json::Value;
 use starling_core::admission::{self, Admission, Admitted, Limits, Pass, Priority, Queue, Waiting};
@@ -9,20 +10,12 @@ use starling_core::placement::{
     permutation,
 };
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Mismatches that are shown of each file.
 const SHOWN_MAX: usize = 5;
-
-/// What came of a file, or of all of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    pub passed: usize,
-    pub failed: usize,
-}
 
 type Verdict = Result<(), String>;
 
@@ -33,44 +26,17 @@ pub fn main(args: &[String]) -> ExitCode {
         let _ = writeln!(std::io::stderr(), "usage: conformance router DIR");
         return ExitCode::FAILURE;
     };
-    let mut report = |line: &str| {
-        let _ = writeln!(std::io::stdout(), "{line}");
-    };
-    match run_folder(Path::new(folder), &mut report) {
-        Ok(all) => {
-            report(&format!("{} passed, {} failed", all.passed, all.failed));
-            if all.failed == 0 && all.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "{folder}: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    vectors::print_folder(folder, run_file)
 }
 
-/// Runs every `*.jsonl` and `*.jsonl.gz` of a folder, by name.
+#[allow(dead_code)] // the command prints it
 pub fn run_folder(folder: &Path, report: &mut dyn FnMut(&str)) -> std::io::Result<Tally> {
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-    files.retain(|file| family(file).is_some());
-    files.sort();
-    let mut all = Tally::default();
-    for file in &files {
-        let tally = run_file(file, report);
-        all.passed += tally.passed;
-        all.failed += tally.failed;
-    }
-    Ok(all)
-}
-
-fn family(file: &Path) -> Option<&str> {
-    let name = file.file_name()?.to_str()?;
-    name.strip_suffix(".jsonl").or_else(|| name.strip_suffix(".jsonl.gz"))
+    vectors::run_folder(folder, report, run_file)
 }
 
 /// A line that cannot be read counts as failed, and so does a file that ends badly.
 pub fn run_file(file: &Path, report: &mut dyn FnMut(&str)) -> Tally {
-    let name = family(file).unwrap_or("?");
+    let name = stem(file).unwrap_or("?");
     let mut tally = Tally::default();
     let mut shown = 0;
     let mut described = false;
@@ -108,16 +74,6 @@ pub fn run_file(file: &Path, report: &mut dyn FnMut(&str)) -> Tally {
         report(&format!("{name} {} passed, {} failed", tally.passed, tally.failed));
     }
     tally
-}
-
-fn lines(file: &Path) -> std::io::Result<impl Iterator<Item = std::io::Result<String>>> {
-    let opened = File::open(file)?;
-    let reader: Box<dyn Read> = if file.extension().is_some_and(|extension| extension == "gz") {
-        Box::new(flate2::read::MultiGzDecoder::new(opened))
-    } else {
-        Box::new(opened)
-    };
-    Ok(BufReader::new(reader).lines())
 }
 
 enum Ran {

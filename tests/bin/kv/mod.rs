@@ -5,21 +5,14 @@ mod differ;
 mod ops;
 mod pure;
 
+use crate::vectors::{self, Tally, lines, stem};
 use serde_json::Value;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Differences that are shown of each file.
 const SHOWN_MAX: usize = 5;
-
-/// What came of a file, or of all of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    pub passed: usize,
-    pub failed: usize,
-}
 
 /// `kv DIR`: a line a file, then the sum; fails if anything failed or nothing was run.
 #[allow(dead_code)] // the test runs folders without the command line
@@ -28,42 +21,12 @@ pub fn main(args: &[String]) -> ExitCode {
         let _ = writeln!(std::io::stderr(), "usage: conformance kv DIR");
         return ExitCode::from(2);
     };
-    let mut report = |line: &str| {
-        let _ = writeln!(std::io::stdout(), "{line}");
-    };
-    match run_folder(Path::new(folder), &mut report) {
-        Ok(all) => {
-            report(&format!("{} passed, {} failed", all.passed, all.failed));
-            if all.failed == 0 && all.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "{folder}: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    vectors::print_folder(folder, run_file)
 }
 
-/// Runs every `*.jsonl` and `*.jsonl.gz` of a folder, by name.
-///
-/// # Errors
-/// The folder cannot be listed.
+#[allow(dead_code)] // the command prints it
 pub fn run_folder(folder: &Path, report: &mut dyn FnMut(&str)) -> std::io::Result<Tally> {
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-    files.retain(|file| stem(file).is_some());
-    files.sort();
-    let mut all = Tally::default();
-    for file in &files {
-        let tally = run_file(file, report);
-        all.passed += tally.passed;
-        all.failed += tally.failed;
-    }
-    Ok(all)
-}
-
-fn stem(file: &Path) -> Option<&str> {
-    let name = file.file_name()?.to_str()?;
-    name.strip_suffix(".jsonl").or_else(|| name.strip_suffix(".jsonl.gz"))
+    vectors::run_folder(folder, report, run_file)
 }
 
 /// A line that cannot be read counts as failed, and so does a file that ends badly.
@@ -99,16 +62,6 @@ pub fn run_file(file: &Path, report: &mut dyn FnMut(&str)) -> Tally {
     }
     report(&format!("{name} {} passed, {} failed", tally.passed, tally.failed));
     tally
-}
-
-fn lines(file: &Path) -> std::io::Result<impl Iterator<Item = std::io::Result<String>>> {
-    let opened = File::open(file)?;
-    let reader: Box<dyn Read> = if file.extension().is_some_and(|extension| extension == "gz") {
-        Box::new(flate2::read::MultiGzDecoder::new(opened))
-    } else {
-        Box::new(opened)
-    };
-    Ok(BufReader::new(reader).lines())
 }
 
 /// The case's name, to be appended to its line, and what came of it.
