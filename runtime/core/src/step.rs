@@ -3,12 +3,72 @@
 use crate::ids::{AttemptKey, BlockId, TokenId};
 use crate::request::{Adjustment, Sampling};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The work of one step: decode tokens and prefill chunks together, as one flat list of slices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
+    /// Made in this order, before any slice is computed.
+    pub copies: Vec<BlockCopy>,
     pub slices: Vec<Slice>,
+}
+
+/// The whole contents of one block of a life cycle's pool, to be copied to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    pub life_cycle: u8,
+    pub from: BlockId,
+    pub to: BlockId,
+}
+
+/// The blocks that a sequence has in one life cycle's pool, in order of position.
+///
+/// Recurrent layers have one block, that of their state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    /// Ordinals without a block: they are out of the window.
+    pub out: Range<u32>,
+    /// The others, those before `out` first.
+    pub blocks: Vec<BlockId>,
+}
+
+impl Table {
+    /// Blocks for every ordinal.
+    pub fn whole(blocks: Vec<BlockId>) -> Self {
+        Self { out: 0..0, blocks }
+    }
+
+    /// Ordinals that it reaches to, those without a block included.
+    pub fn len(&self) -> usize {
+        self.out.len() + self.blocks.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The block of an ordinal; `None` beyond the table and out of the window.
+    pub fn get(&self, ordinal: usize) -> Option<BlockId> {
+        let (first, last) = (self.out.start as usize, self.out.end as usize);
+        match ordinal {
+            _ if ordinal < first => self.blocks.get(ordinal).copied(),
+            _ if ordinal < last => None,
+            _ => self.blocks.get(ordinal - (last - first)).copied(),
+        }
+    }
+}
+
+impl std::ops::Index<usize> for Table {
+    type Output = BlockId;
+
+    /// # Panics
+    /// The ordinal has no block: `check` in the backend sees to it that none is asked for.
+    fn index(&self, ordinal: usize) -> &BlockId {
+        let (first, last) = (self.out.start as usize, self.out.end as usize);
+        assert!(ordinal < first || ordinal >= last, "block {ordinal} is out of the window");
+        &self.blocks[if ordinal < first { ordinal } else { ordinal - (last - first) }]
+    }
 }
 
 impl Step {
@@ -21,14 +81,15 @@ impl Step {
 /// Consecutive tokens of one sequence.
 ///
 /// # Shape
-/// `tokens` sit at positions `start .. start + tokens.len()`; `blocks` cover positions `0 .. start + tokens.len()` (and
-/// may reach further), so `blocks.len() * block_tokens >= start + tokens.len()`. Positions below `start` hold KV already.
+/// `tokens` sit at positions `start .. start + tokens.len()`. There is a table for each life cycle, in order. That of attention
+/// layers covers positions `0 .. start + tokens.len()`, those out of the window at `start` aside, and may reach further:
+/// `table.len() * block_tokens >= start + tokens.len()`. Positions below `start` hold KV already.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slice {
     pub attempt: AttemptKey,
     pub tokens: Vec<TokenId>,
     pub start: u32,
-    pub blocks: Vec<BlockId>,
+    pub tables: Vec<Table>,
     /// Set when the slice's last token, drafts aside, is the last one known: tokens are drawn from its logits and from
     /// those of each draft.
     pub sample: Option<Sample>,
@@ -168,7 +229,7 @@ mod tests {
             attempt: AttemptKey::default(),
             tokens: vec![8, 9, 10, 11],
             start: 1,
-            blocks: Vec::new(),
+            tables: Vec::new(),
             sample: Some(sample),
         };
         let draws: Vec<_> = slice.draws().map(|d| (d.row, d.position, d.before().0.collect::<Vec<_>>())).collect();
@@ -184,7 +245,7 @@ mod tests {
             attempt: AttemptKey::default(),
             tokens: vec![7; 4],
             start: 2,
-            blocks: Vec::new(),
+            tables: Vec::new(),
             sample: Some(sample),
         };
         let banned: Vec<usize> = slice.draws().map(|draw| draw.banned.len()).collect();
@@ -198,7 +259,7 @@ mod tests {
             attempt: AttemptKey::default(),
             tokens: vec![1],
             start: 0,
-            blocks: Vec::new(),
+            tables: Vec::new(),
             sample: Some(sample),
         };
         assert_eq!(slice.draws().count(), 10);
