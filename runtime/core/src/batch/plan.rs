@@ -3,7 +3,7 @@
 use super::sequence::{Doom, Order};
 use super::{Batch, Effect, Frame, Ignored, Part};
 use crate::kv;
-use crate::step::{Drawn, Sample, Sampled, Slice, Step};
+use crate::step::{Drawn, Sample, Sampled, Slice, Step, Table};
 
 impl Batch {
     /// The next step: a token of every decoding sequence first, then prefill in number order, then guesses of those that
@@ -40,7 +40,7 @@ impl Batch {
             }
         }
         self.in_flight = Some(parts);
-        Some(Step { slices })
+        Some(Step { copies: Vec::new(), slices })
     }
 
     /// Guesses with what everyone's share left of the step, so that a guess delays nobody.
@@ -84,7 +84,7 @@ impl Batch {
             attempt: part.order.attempt,
             tokens: known.tokens[start as usize..end as usize].iter().chain(&part.drafts).copied().collect(),
             start,
-            blocks: running.blocks[..blocks].to_vec(),
+            tables: vec![Table::whole(running.blocks[..blocks].to_vec())],
             sample: part.samples.then(sample),
         })
     }
