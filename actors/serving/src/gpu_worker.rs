@@ -74,7 +74,8 @@ pub struct RankReport {
     pub active_tokens: u64,
     pub queued_prefill_tokens: u64,
     pub steps: u64,
-    pub kv: kv::Stats,
+    /// Of the pool that will be short first.
+    pub kv: kv::PoolStats,
     /// In lockstep: the round that the rank stands before, and whether it has a step for it.
     pub boundary: Round,
     pub ready: bool,
@@ -117,7 +118,7 @@ impl GpuWorker {
     pub fn new(rank: RankId, around: &crate::Surroundings, own: RankAddresses) -> Result<Self, ConfigError> {
         Ok(Self {
             rank,
-            batch: Batch::new(around.settings.batch)?,
+            batch: Batch::new(around.settings.batch.clone())?,
             lockstep: Lockstep::new(around.settings.replica.cap),
             settings: Arc::clone(&around.settings),
             expected: Expected::default(),
@@ -377,7 +378,7 @@ impl GpuWorker {
             active_tokens: load.active_tokens,
             queued_prefill_tokens: load.queued_prefill_tokens,
             steps: stats.steps,
-            kv: self.kv_stats,
+            kv: self.kv_stats.tightest(),
             boundary: self.lockstep.boundary(),
             ready: self.settings.rounds.lockstep && self.batch.has_step(),
         };

@@ -31,7 +31,7 @@ impl KvManager {
     pub fn new(around: &Surroundings, rank: RankId, addresses: RankAddresses) -> Result<Self, ConfigError> {
         Ok(Self {
             rank,
-            manager: Manager::new(around.settings.batch.pool)?,
+            manager: Manager::new(around.settings.kv.clone())?,
             addresses,
             queue: around.addresses.queue.clone(),
             effects: Vec::new(),
@@ -62,9 +62,10 @@ impl KvManager {
         self.manager.handle(0, input, &mut self.effects);
         let mut attributes = vec![("starling.actor", "kv_manager".into()), ("starling.rank", self.rank.0.into())];
         match self.effects.last() {
-            Some(Effect::Reserved { blocks, cached_tokens, .. }) => {
-                attributes.push(("starling.kv.blocks", blocks.len().into()));
-                attributes.push(("starling.kv.cached_tokens", (*cached_tokens).into()));
+            Some(Effect::Reserved { reservation, .. }) => {
+                let blocks: usize = reservation.tables.iter().map(|table| table.blocks.len()).sum();
+                attributes.push(("starling.kv.blocks", blocks.into()));
+                attributes.push(("starling.kv.cached_tokens", reservation.cached_tokens.into()));
             }
             Some(Effect::Exhausted { wanted, available, .. }) => {
                 attributes.push(("starling.kv.blocks_wanted", (*wanted).into()));

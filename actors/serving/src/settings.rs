@@ -20,6 +20,8 @@ pub struct Settings {
     /// A placed attempt whose prompt does not come for this long is lost.
     pub prompt_wait_us: u64,
     pub batch: batch::Config,
+    /// The KV managers, whose pools `batch` plans with.
+    pub kv: kv::Config,
     pub replica: replica::Config,
     pub rounds: round::Config,
     pub ingress: core_ingress::Config,
@@ -42,10 +44,15 @@ pub enum SettingsError {
     Batch(#[from] batch::ConfigError),
     #[error(transparent)]
     Placement(#[from] placement::ConfigError),
+    #[error(transparent)]
+    Kv(#[from] kv::ConfigError),
+    #[error("the step planner does not know the KV manager's pools")]
+    Pools,
     #[error(
-        "a sequence may have {context} tokens; a rank's KV pool holds {pool} (blocks {blocks} of {block_tokens} tokens)"
+        "a sequence may have {context} tokens, which take {wanted} blocks of KV life cycle {life_cycle}; a rank has {blocks} \
+         (of {block_tokens} tokens)"
     )]
-    PoolTooSmall { context: u32, pool: u64, blocks: u32, block_tokens: u32 },
+    PoolTooSmall { context: u32, life_cycle: usize, wanted: u32, blocks: u32, block_tokens: u32 },
 }
 
 /// A node of the cluster.
@@ -93,7 +100,7 @@ impl Settings {
     pub(crate) fn ingress_config(&self) -> core_ingress::Config {
         let probes = self.replica.placement.policy == placement::Policy::KvAware;
         core_ingress::Config {
-            probe_block_tokens: probes.then_some(self.batch.pool.block_tokens),
+            probe_block_tokens: probes.then_some(self.kv.cache.block_tokens.get()),
             ..self.ingress.clone()
         }
     }
@@ -120,17 +127,19 @@ impl Settings {
         if rounds != replica {
             return Err(SettingsError::Lockstep { rounds, replica });
         }
-        batch::Batch::new(self.batch)?;
-        self.replica.placement.validate()?;
-        let pool = u64::from(self.batch.pool.blocks) * u64::from(self.batch.pool.block_tokens);
-        if pool < u64::from(self.context_tokens_max) {
-            return Err(SettingsError::PoolTooSmall {
-                context: self.context_tokens_max,
-                pool,
-                blocks: self.batch.pool.blocks,
-                block_tokens: self.batch.pool.block_tokens,
-            });
+        self.kv.validate()?;
+        if self.batch.kv != self.kv.shape() {
+            return Err(SettingsError::Pools);
         }
-        Ok(())
+        batch::Batch::new(self.batch.clone())?;
+        self.replica.placement.validate()?;
+        let context = self.context_tokens_max;
+        match self.batch.too_small(context) {
+            None => Ok(()),
+            Some(batch::TooSmall { life_cycle, wanted, blocks }) => {
+                let block_tokens = self.kv.cache.block_tokens.get();
+                Err(SettingsError::PoolTooSmall { context, life_cycle, wanted, blocks, block_tokens })
+            }
+        }
     }
 }

@@ -124,6 +124,8 @@ pub struct Prompt {
     pub produced: u32,
     pub generation: Generation,
     pub tenant: u64,
+    /// Of which the request is a turn.
+    pub conversation: Option<ConversationKey>,
     pub child: u32,
 }
 
@@ -135,6 +137,7 @@ impl Prompt {
             number,
             child: self.child,
             scope: Scope { tenant: self.tenant, adapter: None },
+            conversation: self.conversation,
             tokens: self.tokens,
             produced_before: self.produced,
             generation: self.generation,
@@ -445,6 +448,7 @@ impl Machine {
             produced: submission.produced.len() as u32,
             generation: submission.generation.clone(),
             tenant: submission.tenant,
+            conversation: submission.conversation,
             child: submission.child,
         };
         out.push(Effect::Placed { ticket, rank, attempt: attempt.attempt });

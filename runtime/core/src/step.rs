@@ -15,7 +15,7 @@ pub struct Step {
 }
 
 /// The whole contents of one block of a life cycle's pool, to be copied to another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockCopy {
     pub life_cycle: u8,
     pub from: BlockId,
@@ -50,11 +50,39 @@ impl Table {
 
     /// The block of an ordinal; `None` beyond the table and out of the window.
     pub fn get(&self, ordinal: usize) -> Option<BlockId> {
-        let (first, last) = (self.out.start as usize, self.out.end as usize);
+        let at = u32::try_from(ordinal).ok().and_then(|ordinal| self.place(ordinal))?;
+        self.blocks.get(at).copied()
+    }
+}
+
+impl Table {
+    /// Where an ordinal's block is among the blocks.
+    fn place(&self, ordinal: u32) -> Option<usize> {
         match ordinal {
-            _ if ordinal < first => self.blocks.get(ordinal).copied(),
-            _ if ordinal < last => None,
-            _ => self.blocks.get(ordinal - (last - first)).copied(),
+            _ if ordinal < self.out.start => Some(ordinal as usize),
+            _ if ordinal < self.out.end => None,
+            _ => Some((ordinal - self.out.len() as u32) as usize),
+        }
+    }
+
+    /// Leaves further ordinals out: `out` holds those that are out already, and ends within the table.
+    pub fn leave_out(&mut self, out: Range<u32>) {
+        let Some(more) = out.len().checked_sub(self.out.len()) else { return };
+        let first = (out.start as usize).min(self.blocks.len());
+        self.blocks.drain(first..(first + more).min(self.blocks.len()));
+        self.out = out;
+    }
+
+    /// The part that reaches to an ordinal, which is excluded.
+    pub fn up_to(&self, ordinals: u32) -> Self {
+        let count = self.place(ordinals).unwrap_or(self.out.start as usize).min(self.blocks.len());
+        Self { out: self.out.clone(), blocks: self.blocks[..count].to_vec() }
+    }
+
+    /// Another block takes the place of an ordinal's, if it has one.
+    pub fn replace(&mut self, ordinal: u32, block: BlockId) {
+        if let Some(there) = self.place(ordinal).and_then(|at| self.blocks.get_mut(at)) {
+            *there = block;
         }
     }
 }

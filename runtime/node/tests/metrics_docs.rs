@@ -126,10 +126,10 @@ fn feed(metrics: &Metrics) -> Sight {
         ..batch::Stats::default()
     };
     let kv = kv::Stats {
-        blocks_total: 100,
-        blocks_free: 60,
-        blocks_reusable: 15,
-        blocks_held: 25,
+        pools: vec![kv::PoolStats { blocks_total: 100, blocks_free: 60, blocks_reusable: 15, blocks_held: 25 }],
+        conversations: 3,
+        turns: 9,
+        turns_unplanned: 2,
         query_tokens: 80,
         hit_tokens: 40,
         evicted_blocks: 7,
@@ -222,9 +222,13 @@ fn reports_add_up() {
     assert_eq!(value("vllm:inter_token_latency_seconds_bucket", &[("le", "0.001")]), 0.0);
     assert_eq!(value("vllm:inter_token_latency_seconds_bucket", &[("le", "0.0025")]), 4.0);
     assert_eq!(value("vllm:e2e_request_latency_seconds_count", &[]), 1.0);
-    let blocks =
-        ["free", "reusable", "held"].map(|state| value("starling_kv_blocks", &[("rank", "1"), ("state", state)]));
-    assert_eq!(blocks.iter().sum::<f64>(), value("starling_kv_pool_blocks", &[("rank", "1")]));
+    let pool = [("rank", "1"), ("life_cycle", "0")];
+    let blocks = ["free", "reusable", "held"]
+        .map(|state| value("starling_kv_blocks", &[pool[0], pool[1], ("state", state)]));
+    assert_eq!(blocks.iter().sum::<f64>(), value("starling_kv_pool_blocks", &pool));
+    assert_eq!(value("starling_kv_conversations", &[("rank", "1")]), 3.0);
+    assert_eq!(value("starling_kv_turns_total", &[("rank", "1")]), 9.0);
+    assert_eq!(value("starling_kv_turns_unplanned_total", &[("rank", "1")]), 2.0);
     assert_eq!(value("starling_cancels_total", &[]), 8.0);
     assert_eq!(value("starling_cancel_steps_max", &[]), 1.0);
     assert_eq!(value("starling_draft_tokens_total", &[("rank", "1")]), 12.0);

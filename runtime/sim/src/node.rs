@@ -118,20 +118,21 @@ pub struct Simulation {
 
 impl Simulation {
     pub fn new(seed: u64, scenario: Scenario) -> Self {
-        let pool = kv::Config { blocks: scenario.blocks, block_tokens: 4 };
+        let kv = kv::Config::full(scenario.blocks, 4).expect("a pool that holds something").shape();
+        let block_tokens = kv.block_tokens.get();
         let config = batch::Config {
             step_tokens_max: 24,
             sequences_max: scenario.cap,
             draft_tokens_max: scenario.draft_tokens_max,
             vocabulary: VOCABULARY,
-            pool,
+            kv,
         };
         let (queue, replica) = control(&scenario, 1);
         let probes = scenario.policy == placement::Policy::KvAware;
         let ingress_config = ingress::Config {
             announced_requests_max: 16,
             announce_wait_us: u64::MAX / 4,
-            probe_block_tokens: probes.then_some(pool.block_tokens),
+            probe_block_tokens: probes.then_some(block_tokens),
             ..ingress::Config::default()
         };
         let mut simulation = Self {
@@ -145,7 +146,7 @@ impl Simulation {
             replica,
             incarnation: 1,
             ledgers: vec![BTreeSet::new(); scenario.ranks as usize],
-            ranks: (0..scenario.ranks).map(|_| Rank::new(config, 0, CONTEXT_TOKENS)).collect(),
+            ranks: (0..scenario.ranks).map(|_| Rank::new(config.clone(), 0, CONTEXT_TOKENS)).collect(),
             steps: BTreeMap::new(),
             clients: BTreeMap::new(),
             faults: true,

@@ -38,12 +38,15 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn new(config: batch::Config, life: u64, context_tokens: u32) -> Self {
-        let block_tokens = config.pool.block_tokens as usize;
+        let block_tokens = config.kv.block_tokens.get();
+        let blocks = config.kv.pools[0].blocks;
+        let kv = kv::Config::full(blocks, block_tokens).expect("a pool that holds something");
+        let block_tokens = block_tokens as usize;
         Self {
-            kv: Manager::new(config.pool).expect("a pool that holds something"),
-            batch: Batch::new(config).expect("budgets that a sequence fits"),
+            kv: Manager::new(kv).expect("a pool that holds something"),
+            batch: Batch::new(config.clone()).expect("budgets that a sequence fits"),
             expected: Expected::default(),
-            pages: vec![TokenId::MAX; config.pool.blocks as usize * block_tokens],
+            pages: vec![TokenId::MAX; blocks as usize * block_tokens],
             block_tokens,
             life,
             config,
@@ -53,7 +56,7 @@ impl Rank {
 
     /// The device failed: everything starts over.
     pub(crate) fn crash(&mut self) {
-        *self = Self::new(self.config, self.life + 1, self.context_tokens);
+        *self = Self::new(self.config.clone(), self.life + 1, self.context_tokens);
     }
 
     pub(crate) fn placed(
@@ -106,9 +109,14 @@ impl Rank {
     /// Computes a step on the pages.
     pub(crate) fn compute(&mut self, step: &Step) -> Vec<Sampled> {
         let mut sampled = Vec::new();
+        for copy in &step.copies {
+            let [from, to] = [copy.from, copy.to].map(|block| block.0 as usize * self.block_tokens);
+            self.pages.copy_within(from..from + self.block_tokens, to);
+        }
         for (index, slice) in step.slices.iter().enumerate() {
             let at = |position: usize| {
-                slice.blocks[position / self.block_tokens].0 as usize * self.block_tokens + position % self.block_tokens
+                let block = slice.tables[0][position / self.block_tokens].0 as usize;
+                block * self.block_tokens + position % self.block_tokens
             };
             for (i, token) in slice.tokens.iter().enumerate() {
                 self.pages[at(slice.start as usize + i)] = *token;
@@ -131,7 +139,9 @@ impl Rank {
 
     /// No block is held and nothing waits.
     pub(crate) fn is_quiet(&self) -> bool {
-        let kv: kv::Stats = self.kv.stats();
-        kv.blocks_held == 0 && kv.blocks_free + kv.blocks_reusable == kv.blocks_total && self.batch.is_idle()
+        let is_free = |pool: &kv::PoolStats| {
+            pool.blocks_held == 0 && pool.blocks_free + pool.blocks_reusable == pool.blocks_total
+        };
+        self.kv.stats().pools.iter().all(is_free) && self.batch.is_idle()
     }
 }

@@ -20,7 +20,7 @@ pub const BLOCK_TOKENS: u32 = 4;
 pub const VOCABULARY: u32 = 1000;
 
 pub fn settings(ranks: u32, blocks: u32) -> Settings {
-    let kv = kv::Config { blocks, block_tokens: BLOCK_TOKENS };
+    let kv = kv::Config::full(blocks, BLOCK_TOKENS).expect("a pool");
     Settings {
         members: vec![MemberSettings { name: NodeName::new("here").expect("a name"), ranks }],
         me: 0,
@@ -32,8 +32,9 @@ pub fn settings(ranks: u32, blocks: u32) -> Settings {
             sequences_max: 8,
             draft_tokens_max: 0,
             vocabulary: VOCABULARY,
-            pool: kv,
+            kv: kv.shape(),
         },
+        kv,
         replica: replica::Config {
             cap: 8,
             attempts_max: 10,
@@ -80,9 +81,12 @@ impl Backend for PagedHash {
         while self.gate.closed.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
+        for copy in &step.copies {
+            self.pages[copy.to.0 as usize] = self.pages[copy.from.0 as usize];
+        }
         for (index, slice) in step.slices.iter().enumerate() {
             let at = |position: usize| {
-                let block = slice.blocks[position / BLOCK_TOKENS as usize].0 as usize;
+                let block = slice.tables[0][position / BLOCK_TOKENS as usize].0 as usize;
                 (block, position % BLOCK_TOKENS as usize)
             };
             for (i, token) in slice.tokens.iter().enumerate() {
@@ -121,7 +125,7 @@ impl Observer for Seen {
         let mut seen = self.kv.lock().expect("no panic under the lock");
         let ranks = seen.len().max(rank.0 as usize + 1);
         seen.resize(ranks, Default::default());
-        seen[rank.0 as usize] = (*kv, *batch);
+        seen[rank.0 as usize] = (kv.clone(), *batch);
     }
     fn lost(&self, _: RankId, attempts: usize) {
         self.lost.fetch_add(attempts as u64, Ordering::SeqCst);
@@ -136,15 +140,16 @@ impl Seen {
     pub fn is_quiet(&self) -> bool {
         let ranks = self.kv.lock().expect("no panic under the lock");
         ranks.iter().all(|(kv, batch)| {
-            kv.blocks_held == 0
-                && kv.blocks_free + kv.blocks_reusable == kv.blocks_total
-                && batch.running + batch.waiting == 0
+            let is_free = |pool: &kv::PoolStats| {
+                pool.blocks_held == 0 && pool.blocks_free + pool.blocks_reusable == pool.blocks_total
+            };
+            kv.pools.iter().all(is_free) && batch.running + batch.waiting == 0
         })
     }
 }
 
 pub fn backends(settings: &Settings, gate: &Arc<Gate>) -> Arc<dyn Backends> {
-    let (blocks, gate) = (settings.batch.pool.blocks as usize, Arc::clone(gate));
+    let (blocks, gate) = (settings.batch.kv.pools[0].blocks as usize, Arc::clone(gate));
     Arc::new(move |_: RankId| -> Result<Box<dyn Backend>, ActorError> {
         let pages = vec![[TokenId::MAX; BLOCK_TOKENS as usize]; blocks];
         Ok(Box::new(PagedHash { pages, gate: Arc::clone(&gate) }))

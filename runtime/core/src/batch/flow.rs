@@ -1,9 +1,9 @@
 //! How sequences come, get blocks, lose them, and go.
 
 use super::sequence::{Ask, Doom, Growth, Known, Order, Running, Waiting};
-use super::{Batch, Effect, Frame, Ignored, Sequence};
+use super::{Batch, Effect, Frame, Ignored, Sequence, TooSmall};
 use crate::ids::{AttemptKey, BlockId};
-use crate::kv;
+use crate::kv::{self, Rebased, Released, Reservation};
 use crate::rejection::Rejection;
 use crate::request::in_vocabulary;
 
@@ -35,8 +35,7 @@ impl Batch {
                 Frame { attempt, first_position, tokens: Vec::new(), cached_tokens: 0, finished: Some(finished) };
             return out.push(Effect::Emit(vec![frame]));
         }
-        let (wanted, total) = (known.blocks_max(self.config.pool.block_tokens), self.config.pool.blocks);
-        if wanted > total {
+        if let Some(TooSmall { wanted, blocks: total, .. }) = self.config.too_small(known.tokens_max) {
             return self.refuse(attempt, Rejection::TooLargeForRank { wanted, total }, out);
         }
         self.numbers.insert(attempt, order.number);
@@ -59,7 +58,7 @@ impl Batch {
                 // The release follows the question, so it undoes a reservation that is on its way.
                 Ask::Open { .. } => {
                     self.leaving.insert(attempt);
-                    self.release(attempt, out);
+                    self.release(attempt, Released::Over, out);
                 }
                 Ask::Settling => {
                     self.leaving.insert(attempt);
@@ -82,10 +81,18 @@ impl Batch {
 
     pub(super) fn answered(&mut self, answer: kv::Effect, out: &mut Vec<Effect>) {
         match answer {
-            kv::Effect::Reserved { attempt, blocks, cached_tokens } => {
-                self.reserved(attempt, (blocks, cached_tokens), out);
+            kv::Effect::Reserved { attempt, reservation, copies } => {
+                self.copies.extend(copies);
+                self.reserved(attempt, reservation, out);
             }
-            kv::Effect::Grown { attempt, blocks } => self.grown(attempt, blocks, out),
+            kv::Effect::Grown { attempt, blocks, capacity, copies } => {
+                self.copies.extend(copies);
+                self.grown(attempt, (blocks, capacity), out);
+            }
+            kv::Effect::Committed { attempt, rebased, copies } => {
+                self.copies.extend(copies);
+                self.committed(attempt, &rebased);
+            }
             kv::Effect::Exhausted { attempt, wanted, available } => {
                 self.exhausted(attempt, (wanted, available), out);
             }
@@ -94,19 +101,19 @@ impl Batch {
         }
     }
 
-    fn reserved(&mut self, attempt: AttemptKey, (blocks, cached): (Vec<BlockId>, u32), out: &mut Vec<Effect>) {
+    fn reserved(&mut self, attempt: AttemptKey, reservation: Reservation, out: &mut Vec<Effect>) {
         if self.leaving.remove(&attempt) {
             return;
         }
         let Some(order) = self.order(attempt) else {
             // Asked by a planner that is gone.
-            return out.push(Effect::Kv(kv::Input::Release { attempt }));
+            return out.push(Effect::Kv(kv::Input::Release { attempt, why: Released::Over }));
         };
         let Some(waiting) = self.waiting.remove(&order) else {
             return self.ignore(Ignored::UnaskedAnswer { attempt }, out);
         };
-        let block_tokens = self.config.pool.block_tokens;
-        let fits = blocks.len() as u64 == (u64::from(waiting.known.len()) + 1).div_ceil(u64::from(block_tokens));
+        let Reservation { tables, capacity, cached_tokens: cached, stops } = reservation;
+        let fits = tables.len() == self.config.kv.pools.len() && capacity > cached;
         if !waiting.ask.is_open() {
             self.waiting.insert(order, waiting);
             return self.ignore(Ignored::UnaskedAnswer { attempt }, out);
@@ -114,7 +121,7 @@ impl Batch {
         if !fits || cached >= waiting.known.len() {
             // The two do not agree on the pool: nothing can run here.
             self.numbers.remove(&attempt);
-            self.release(attempt, out);
+            self.release(attempt, Released::Over, out);
             return self.refuse(attempt, Rejection::RankFailed, out);
         }
         let mut known = waiting.known;
@@ -122,10 +129,13 @@ impl Batch {
         self.totals.reused_tokens += u64::from(cached);
         let running = Running {
             told_tokens: known.len(),
-            told_blocks: cached / block_tokens,
+            told_computed: cached,
             known,
-            blocks,
+            tables,
+            capacity,
             computed: cached,
+            stops,
+            commits_open: 0,
             growth: Growth::Quiet,
             in_step: false,
             doom: None,
@@ -133,18 +143,24 @@ impl Batch {
         self.running.insert(order, running);
     }
 
-    fn grown(&mut self, attempt: AttemptKey, blocks: Vec<BlockId>, out: &mut Vec<Effect>) {
+    fn grown(&mut self, attempt: AttemptKey, (blocks, capacity): (Vec<Vec<BlockId>>, u32), out: &mut Vec<Effect>) {
         if self.leaving.remove(&attempt) || self.settled(attempt) {
             return;
         }
-        let block_tokens = self.config.pool.block_tokens;
         match self.running_mut(attempt) {
             Some(running) if matches!(running.growth, Growth::Open { .. }) => {
                 running.growth = Growth::Quiet;
-                let room = running.known.blocks_max(block_tokens) as usize - running.blocks.len();
-                running.blocks.extend(blocks.into_iter().take(room));
+                running.grow(blocks, capacity);
             }
             _ => self.ignore(Ignored::UnaskedAnswer { attempt }, out),
+        }
+    }
+
+    /// The answer may come when the attempt is over, or waits again.
+    fn committed(&mut self, attempt: AttemptKey, rebased: &[Rebased]) {
+        if let Some(running) = self.running_mut(attempt) {
+            running.commits_open = running.commits_open.saturating_sub(1);
+            rebased.iter().for_each(|rebased| running.rebase(*rebased));
         }
     }
 
@@ -171,7 +187,8 @@ impl Batch {
     /// The KV manager did not do what it was told. Where an answer was expected none will come, so the attempt is over.
     fn unanswered(&mut self, attempt: AttemptKey, why: kv::Ignored, out: &mut Vec<Effect>) {
         match why {
-            kv::Ignored::UnknownCommit | kv::Ignored::UnknownRelease | kv::Ignored::BadCommit => {}
+            kv::Ignored::UnknownCommit | kv::Ignored::BadCommit => self.committed(attempt, &[]),
+            kv::Ignored::UnknownRelease => {}
             kv::Ignored::DuplicateReserve | kv::Ignored::EmptyReserve | kv::Ignored::UnknownGrow => {
                 if self.leaving.remove(&attempt) || self.settled(attempt) {
                     return;
@@ -188,7 +205,7 @@ impl Batch {
                     }
                 } else if self.waiting.get(&order).is_some_and(|w| w.ask.is_open()) {
                     self.drop_waiting(order);
-                    self.release(attempt, out);
+                    self.release(attempt, Released::Over, out);
                     self.refuse(attempt, Rejection::RankFailed, out);
                 }
             }
@@ -206,31 +223,29 @@ impl Batch {
         self.ask_reservations(out);
     }
 
-    /// Every running sequence asks one block ahead of need, so that no step is delayed by the answer.
+    /// Every running sequence asks ahead of need, so that no step is delayed by the answer: one block when it decodes, the
+    /// next step's tokens in prefill.
     fn ask_growth(&mut self, out: &mut Vec<Effect>) {
-        let block_tokens = self.config.pool.block_tokens;
+        let (block_tokens, ahead) = (self.config.kv.block_tokens.get(), self.config.ahead_tokens());
         for (order, running) in &mut self.running {
-            let held = running.blocks.len() as u32;
-            let needed = running.known.len().div_ceil(block_tokens);
-            let ahead = if needed > held { 0 } else { 1 };
-            let wanted = (needed + ahead).min(running.known.blocks_max(block_tokens));
+            let held = running.capacity.div_ceil(block_tokens);
+            let needed = running.known.len().min(running.computed.saturating_add(ahead)).div_ceil(block_tokens);
+            let decodes = running.uncomputed() == 1;
+            let wanted = (needed + u32::from(decodes && needed <= held)).saturating_mul(block_tokens);
+            let wanted = wanted.min(running.known.capacity_max(self.config.kv.block_tokens));
             let refused = matches!(running.growth, Growth::Refused { mark, .. } if mark == self.mark);
             let open = matches!(running.growth, Growth::Open { .. });
-            if wanted > held && !refused && !open && running.doom.is_none() {
+            if wanted > running.capacity && !refused && !open && running.doom.is_none() {
                 running.growth = Growth::Open { mark: self.mark };
-                let tokens = wanted.saturating_mul(block_tokens);
-                out.push(Effect::Kv(kv::Input::Grow { attempt: order.attempt, tokens }));
+                out.push(Effect::Kv(kv::Input::Grow { attempt: order.attempt, tokens: wanted }));
             }
         }
     }
 
     /// Preempts the highest number when a sequence has no place for its next token. True when blocks came free at once.
     fn make_room(&mut self, out: &mut Vec<Effect>) -> bool {
-        let block_tokens = self.config.pool.block_tokens;
         let starved = self.running.values().find_map(|running| match running.growth {
-            Growth::Refused { mark, available } if mark == self.mark && running.is_short(block_tokens) => {
-                Some(available)
-            }
+            Growth::Refused { mark, available } if mark == self.mark && running.is_short() => Some(available),
             _ => None,
         });
         let Some(available) = starved else {
@@ -248,8 +263,8 @@ impl Batch {
             victim.doom = Some(Doom::Preempt);
             return false;
         }
-        let wanted = victim.known.blocks_max(block_tokens);
-        let total = available + victim.blocks.len() as u32;
+        let wanted = victim.known.tokens_max.div_ceil(self.config.kv.block_tokens.get());
+        let total = available + victim.tables.iter().map(|table| table.blocks.len() as u32).max().unwrap_or(0);
         if others > 0 {
             self.preempt(order, out);
             return true;
@@ -285,8 +300,14 @@ impl Batch {
             }
             slots -= 1;
             waiting.ask = Ask::Open { again, mark: self.mark };
-            let (scope, tokens) = (waiting.known.scope, waiting.known.tokens.to_vec());
-            out.push(Effect::Kv(kv::Input::Reserve { attempt: order.attempt, scope, tokens }));
+            out.push(Effect::Kv(kv::Input::Reserve {
+                attempt: order.attempt,
+                scope: waiting.known.scope,
+                conversation: waiting.known.conversation,
+                tokens: waiting.known.tokens.to_vec(),
+                ahead_tokens: self.config.ahead_tokens(),
+                tokens_max: waiting.known.tokens_max,
+            }));
             if again {
                 break;
             }
@@ -299,17 +320,19 @@ impl Batch {
 
     /// Gives the blocks of a sequence outside the step back and lets it wait again, in its old place.
     pub(super) fn preempt(&mut self, order: Order, out: &mut Vec<Effect>) {
+        self.tell_all(order, out);
         let Some(running) = self.running.remove(&order) else {
             return;
         };
         let ask = if matches!(running.growth, Growth::Open { .. }) { Ask::Settling } else { Ask::No };
         self.waiting.insert(order, Waiting { known: running.known, ask });
         self.totals.preemptions += 1;
-        self.release(order.attempt, out);
+        self.release(order.attempt, Released::Preempted, out);
     }
 
     /// A sequence outside the step is over.
     pub(super) fn drop_running(&mut self, order: Order, out: &mut Vec<Effect>) {
+        self.tell_all(order, out);
         let Some(running) = self.running.remove(&order) else {
             return;
         };
@@ -317,7 +340,23 @@ impl Batch {
         if matches!(running.growth, Growth::Open { .. }) {
             self.leaving.insert(order.attempt);
         }
-        self.release(order.attempt, out);
+        self.release(order.attempt, Released::Over, out);
+    }
+
+    /// A sequence outside the step cannot go on here: its state has gone further than its tokens.
+    pub(super) fn fail(&mut self, order: Order, cancelled: Option<u64>, out: &mut Vec<Effect>) {
+        let Some(running) = self.running.remove(&order) else {
+            return;
+        };
+        self.numbers.remove(&order.attempt);
+        if matches!(running.growth, Growth::Open { .. }) {
+            self.leaving.insert(order.attempt);
+        }
+        self.release(order.attempt, Released::Failed, out);
+        match cancelled {
+            Some(steps) => self.count_cancel(steps),
+            None => self.refuse(order.attempt, Rejection::RankFailed, out),
+        }
     }
 
     pub(super) fn count_cancel(&mut self, steps: u64) {
@@ -331,9 +370,9 @@ impl Batch {
         self.numbers.remove(&order.attempt);
     }
 
-    fn release(&mut self, attempt: AttemptKey, out: &mut Vec<Effect>) {
+    fn release(&mut self, attempt: AttemptKey, why: Released, out: &mut Vec<Effect>) {
         self.mark += 1;
-        out.push(Effect::Kv(kv::Input::Release { attempt }));
+        out.push(Effect::Kv(kv::Input::Release { attempt, why }));
     }
 
     /// Whether this was the answer that a preempted sequence still had to wait for.

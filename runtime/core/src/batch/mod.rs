@@ -14,17 +14,18 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
-use crate::ids::{AttemptKey, RequestNumber, TokenId};
+use crate::ids::{AttemptKey, ConversationKey, RequestNumber, TokenId};
+use crate::kv::cache::lifecycle::Retention;
 use crate::kv::{self, Violation, identity::Scope};
 use crate::rejection::Rejection;
 use crate::request::{Finish, Generation};
-use crate::step::{Drawn, Sampled};
+use crate::step::{BlockCopy, Drawn, Sampled, Table};
 use sequence::{Order, Running, Waiting};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Budgets of one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
     /// Tokens that one step computes at most, decode and prefill together.
     pub step_tokens_max: u32,
@@ -34,8 +35,35 @@ pub struct Config {
     pub draft_tokens_max: u32,
     /// Tokens that there are. What comes with others is refused.
     pub vocabulary: u32,
-    /// The KV manager's pool.
-    pub pool: kv::Config,
+    /// The KV manager's pools.
+    pub kv: kv::Shape,
+}
+
+impl Config {
+    /// Positions behind the computed ones that a sequence in prefill has places for: those of the step in flight, and of the
+    /// next one.
+    pub fn ahead_tokens(&self) -> u32 {
+        self.step_tokens_max.saturating_mul(2)
+    }
+
+    /// The first pool that a sequence of so many tokens does not fit.
+    pub fn too_small(&self, tokens: u32) -> Option<TooSmall> {
+        let wanted = |pool: &kv::Pool| pool.blocks_max(tokens, self.ahead_tokens(), self.kv.block_tokens);
+        let all = self.kv.pools.iter().enumerate().map(|(life_cycle, pool)| TooSmall {
+            life_cycle,
+            wanted: wanted(pool),
+            blocks: pool.blocks,
+        });
+        all.into_iter().find(|pool| pool.wanted > pool.blocks)
+    }
+}
+
+/// A pool that cannot hold a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooSmall {
+    pub life_cycle: usize,
+    pub wanted: u32,
+    pub blocks: u32,
 }
 
 /// Budgets that no sequence fits.
@@ -47,8 +75,8 @@ pub enum ConfigError {
     NoSequences,
     #[error("there are no tokens (vocabulary 0)")]
     NoVocabulary,
-    #[error(transparent)]
-    Pool(#[from] kv::ConfigError),
+    #[error("KV pool {pool} has no blocks")]
+    NoBlocks { pool: usize },
 }
 
 /// A sequence to run: one attempt of one request.
@@ -59,6 +87,8 @@ pub struct Sequence {
     /// Which of the request's children; 0 for a request without.
     pub child: u32,
     pub scope: Scope,
+    /// Of which this is a turn.
+    pub conversation: Option<ConversationKey>,
     /// The prompt, then what former attempts produced.
     pub tokens: Vec<TokenId>,
     /// How many of `tokens` former attempts produced.
@@ -190,8 +220,8 @@ impl Part {
 /// The step planner of one rank.
 ///
 /// Invariants: (B1) `numbers` names exactly the sequences that wait or run; (B2) sequences that run or have a
-/// reservation in question are `sequences_max` at most; (B3) a running sequence has blocks for every computed position,
-/// at least one known token to compute, and no more blocks than it can ever need; (B4) only a sequence of the step in
+/// reservation in question are `sequences_max` at most; (B3) a running sequence has places for every computed position,
+/// at least one known token to compute, and no more places than it can ever need; (B4) only a sequence of the step in
 /// flight is doomed, and every sequence of that step runs; (B5) an attempt that is leaving neither waits nor runs.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -202,6 +232,8 @@ pub struct Batch {
     /// Cancelled and released while the KV manager still owes an answer.
     leaving: BTreeSet<AttemptKey>,
     in_flight: Option<Vec<Part>>,
+    /// To be made before the next step.
+    copies: Vec<BlockCopy>,
     /// Grows when blocks may have come free: what was refused under a lower mark is worth asking again.
     mark: u64,
     totals: Stats,
@@ -211,7 +243,9 @@ impl Batch {
     /// # Errors
     /// A budget of 0, no vocabulary, or a pool that holds nothing.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
-        config.pool.validate()?;
+        if let Some(pool) = config.kv.pools.iter().position(|pool| pool.blocks == 0) {
+            return Err(ConfigError::NoBlocks { pool });
+        }
         if config.step_tokens_max == 0 {
             return Err(ConfigError::NoStepTokens);
         }
@@ -228,6 +262,7 @@ impl Batch {
             numbers: BTreeMap::new(),
             leaving: BTreeSet::new(),
             in_flight: None,
+            copies: Vec::new(),
             mark: 0,
             totals: Stats::default(),
         })
@@ -292,11 +327,18 @@ impl Batch {
         if self.running.len() + asking > self.config.sequences_max as usize {
             return fail("B2", format!("{} run and {asking} ask", self.running.len()));
         }
-        let block_tokens = self.config.pool.block_tokens;
+        let block_tokens = self.config.kv.block_tokens;
         for (order, running) in &self.running {
-            let (blocks, most) = (running.blocks.len() as u32, running.known.blocks_max(block_tokens));
-            if running.computed > running.covered(block_tokens) || running.uncomputed() == 0 || blocks > most {
-                return fail("B3", format!("{order:?}: {blocks} blocks of {most}, {} computed", running.computed));
+            let (capacity, most) = (running.capacity, running.known.capacity_max(block_tokens));
+            let ordinals = capacity.div_ceil(block_tokens.get()) as usize;
+            let covers = |(table, pool): (&Table, &kv::Pool)| match pool.retention {
+                Retention::State => table.blocks.len() == 1,
+                _ => table.len() == ordinals,
+            };
+            let covered = running.tables.len() == self.config.kv.pools.len()
+                && running.tables.iter().zip(&self.config.kv.pools).all(covers);
+            if !covered || running.computed > capacity || running.uncomputed() == 0 || capacity > most {
+                return fail("B3", format!("{order:?}: {capacity} places of {most}: {running:?}"));
             }
             if running.doom.is_some() && !running.in_step {
                 return fail("B4", format!("{order:?} is doomed outside a step"));

@@ -1,9 +1,9 @@
 //! Steps: what goes into the next one, and what follows when it is done.
 
-use super::sequence::{Doom, Order};
+use super::sequence::{Doom, Order, Running};
 use super::{Batch, Effect, Frame, Ignored, Part};
 use crate::kv;
-use crate::step::{Drawn, Sample, Sampled, Slice, Step, Table};
+use crate::step::{Drawn, Sample, Sampled, Slice, Step};
 
 impl Batch {
     /// The next step: a token of every decoding sequence first, then prefill in number order, then guesses of those that
@@ -21,8 +21,7 @@ impl Batch {
         for decoding in [true, false] {
             for (&order, running) in &self.running {
                 let uncomputed = running.uncomputed();
-                let room = running.covered(self.config.pool.block_tokens) - running.computed;
-                let tokens = uncomputed.min(room).min(budget);
+                let tokens = running.computable(&self.config.kv).min(budget);
                 if (uncomputed == 1) == decoding && tokens > 0 {
                     budget -= tokens;
                     parts.push(Part { order, tokens, samples: tokens == uncomputed, drafts: Vec::new() });
@@ -34,22 +33,26 @@ impl Batch {
         }
         self.draft(&mut parts, budget);
         let slices = parts.iter().filter_map(|part| self.slice(part)).collect();
+        let copies = std::mem::take(&mut self.copies);
         for part in &parts {
             if let Some(running) = self.running.get_mut(&part.order) {
                 running.in_step = true;
             }
         }
         self.in_flight = Some(parts);
-        Some(Step { copies: Vec::new(), slices })
+        Some(Step { copies, slices })
     }
 
     /// Guesses with what everyone's share left of the step, so that a guess delays nobody.
     fn draft(&self, parts: &mut [Part], mut budget: u32) {
+        if self.config.kv.has_states() {
+            return;
+        }
         for part in parts {
             let Some(running) = self.running.get(&part.order).filter(|running| running.uncomputed() == 1) else {
                 continue;
             };
-            let room = running.covered(self.config.pool.block_tokens) - running.known.len();
+            let room = running.capacity.saturating_sub(running.known.len());
             // Behind the last guess another token is drawn.
             let left = running.known.tokens_max.saturating_sub(running.known.len() + 1);
             let most = self.config.draft_tokens_max.min(room).min(left).min(budget);
@@ -62,15 +65,13 @@ impl Batch {
 
     /// Whether `plan` would give a step.
     pub fn has_step(&self) -> bool {
-        let block_tokens = self.config.pool.block_tokens;
-        self.in_flight.is_none()
-            && self.running.values().any(|running| running.covered(block_tokens) > running.computed)
+        self.in_flight.is_none() && self.running.values().any(|running| running.computable(&self.config.kv) > 0)
     }
 
-    fn slice(&self, part: &Part) -> Option<Slice> {
-        let running = self.running.get(&part.order)?;
+    fn slice(&mut self, part: &Part) -> Option<Slice> {
+        let running = self.running.get_mut(&part.order)?;
         let (start, end) = (running.computed, running.computed + part.tokens);
-        let blocks = (end + part.drafts.len() as u32).div_ceil(self.config.pool.block_tokens) as usize;
+        let tables = running.tables_to(end + part.drafts.len() as u32, &self.config.kv);
         let known = &running.known;
         let sample = || Sample {
             sampling: known.generation.sampling.clone(),
@@ -84,7 +85,7 @@ impl Batch {
             attempt: part.order.attempt,
             tokens: known.tokens[start as usize..end as usize].iter().chain(&part.drafts).copied().collect(),
             start,
-            tables: vec![Table::whole(running.blocks[..blocks].to_vec())],
+            tables,
             sample: part.samples.then(sample),
         })
     }
@@ -150,6 +151,10 @@ impl Batch {
                 finished: running.known.finished(),
             });
         }
+        if lost && self.config.kv.has_states() {
+            self.fail(part.order, cancelled, out);
+            return None;
+        }
         self.tell(part.order, out);
         if let Some(steps) = cancelled {
             self.count_cancel(steps);
@@ -162,17 +167,27 @@ impl Batch {
         frame
     }
 
-    /// Tells the KV manager of newly full blocks, with the tokens it has not seen.
+    /// Tells the KV manager of newly full blocks, and of a stop, with the tokens it has not seen.
     fn tell(&mut self, order: Order, out: &mut Vec<Effect>) {
-        let Some(running) = self.running.get_mut(&order) else {
+        let block_tokens = self.config.kv.block_tokens;
+        let is_due = |running: &Running| {
+            running.computed / block_tokens > running.told_computed / block_tokens
+                || running.stops.contains(&running.computed)
+        };
+        if self.running.get(&order).is_some_and(is_due) {
+            self.tell_all(order, out);
+        }
+    }
+
+    /// Tells the KV manager of everything that is computed.
+    pub(super) fn tell_all(&mut self, order: Order, out: &mut Vec<Effect>) {
+        let Some(running) = self.running.get_mut(&order).filter(|running| running.computed > running.told_computed) else {
             return;
         };
-        let full = running.computed / self.config.pool.block_tokens;
-        if full > running.told_blocks {
-            let tokens = running.known.tokens[running.told_tokens as usize..].to_vec();
-            running.told_blocks = full;
-            running.told_tokens = running.known.len();
-            out.push(Effect::Kv(kv::Input::Commit { attempt: order.attempt, tokens, computed: running.computed }));
-        }
+        let tokens = running.known.tokens[running.told_tokens as usize..].to_vec();
+        running.told_computed = running.computed;
+        running.told_tokens = running.known.len();
+        running.commits_open += 1;
+        out.push(Effect::Kv(kv::Input::Commit { attempt: order.attempt, tokens, computed: running.computed }));
     }
 }

@@ -1,10 +1,13 @@
 //! What the planner knows of one sequence, by phase.
 
 use super::Sequence;
-use crate::ids::{AttemptKey, BlockId, RequestNumber, TokenId};
+use crate::ids::{AttemptKey, BlockId, ConversationKey, RequestNumber, TokenId};
+use crate::kv::cache::lifecycle::Retention;
 use crate::kv::identity::Scope;
+use crate::kv::{Rebased, Shape};
 use crate::request::{Finish, Generation};
-use crate::step::{Banned, Drawn, History};
+use crate::step::{Banned, Drawn, History, Table};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 /// Tokens that must stand elsewhere in the sequence for a guess. Fewer match by chance, more miss what repeats.
@@ -24,6 +27,7 @@ pub(super) struct Order {
 pub(super) struct Known {
     pub child: u32,
     pub scope: Scope,
+    pub conversation: Option<ConversationKey>,
     pub generation: Generation,
     /// Prompt and everything produced. Shared with the step in flight where its draws need them.
     pub tokens: Arc<Vec<TokenId>>,
@@ -42,6 +46,7 @@ impl Known {
         Self {
             child: sequence.child,
             scope: sequence.scope,
+            conversation: sequence.conversation,
             generation: sequence.generation,
             tokens: Arc::new(sequence.tokens),
             prompt_tokens,
@@ -98,10 +103,10 @@ impl Known {
         self.len() - self.prompt_tokens
     }
 
-    /// Blocks that the sequence needs at most. A reservation covers one token more than is known, so the last position
+    /// Places that the sequence needs at most. A reservation covers one token more than is known, so the last position
     /// counts although its KV is never read.
-    pub fn blocks_max(&self, block_tokens: u32) -> u32 {
-        self.tokens_max.div_ceil(block_tokens)
+    pub fn capacity_max(&self, block_tokens: NonZeroU32) -> u32 {
+        self.tokens_max.div_ceil(block_tokens.get()).saturating_mul(block_tokens.get())
     }
 
     /// Whether the sequence is over with the tokens it has.
@@ -170,23 +175,25 @@ pub(super) enum Doom {
 #[derive(Clone, Debug)]
 pub(super) struct Running {
     pub known: Known,
-    pub blocks: Vec<BlockId>,
+    /// One for each life cycle.
+    pub tables: Vec<Table>,
+    /// Positions that have a place.
+    pub capacity: u32,
     /// Leading positions whose KV is written.
     pub computed: u32,
-    /// Tokens, and full blocks, that the KV manager was told of.
+    /// Tokens, and computed positions, that the KV manager was told of.
     pub told_tokens: u32,
-    pub told_blocks: u32,
+    pub told_computed: u32,
+    /// Lengths at which it is to be told before more is computed, ascending.
+    pub stops: Vec<u32>,
+    /// Commits that it has not answered.
+    pub commits_open: u32,
     pub growth: Growth,
     pub in_step: bool,
     pub doom: Option<Doom>,
 }
 
 impl Running {
-    /// Positions that the blocks have room for.
-    pub fn covered(&self, block_tokens: u32) -> u32 {
-        (self.blocks.len() as u32).saturating_mul(block_tokens)
-    }
-
     /// Known tokens without KV: 1 when decoding, more in prefill.
     pub fn uncomputed(&self) -> u32 {
         self.known.len() - self.computed
@@ -210,7 +217,42 @@ impl Running {
     }
 
     /// The next token has no place.
-    pub fn is_short(&self, block_tokens: u32) -> bool {
-        self.covered(block_tokens) < self.known.len()
+    pub fn is_short(&self) -> bool {
+        self.capacity <= self.computed
+    }
+
+    /// Tokens that a step may compute now, if it has room for all. A state is copied before it is written again.
+    pub fn computable(&self, shape: &Shape) -> u32 {
+        if self.commits_open > 0 && shape.has_states() {
+            return 0;
+        }
+        let stop = self.stops.iter().find(|stop| **stop > self.computed).copied().unwrap_or(u32::MAX);
+        self.known.len().min(self.capacity).min(stop) - self.computed
+    }
+
+    /// The tables of a slice from `computed` to `end`: blocks out of the window are not named any more.
+    pub fn tables_to(&mut self, end: u32, shape: &Shape) -> Vec<Table> {
+        let ordinals = end.div_ceil(shape.block_tokens.get());
+        let mut tables = Vec::with_capacity(self.tables.len());
+        for (table, pool) in self.tables.iter_mut().zip(&shape.pools) {
+            if pool.retention == Retention::State {
+                tables.push(table.clone());
+                continue;
+            }
+            table.leave_out(pool.retention.stale(self.computed, shape.block_tokens));
+            tables.push(table.up_to(ordinals));
+        }
+        tables
+    }
+
+    pub fn grow(&mut self, blocks: Vec<Vec<BlockId>>, capacity: u32) {
+        self.tables.iter_mut().zip(blocks).for_each(|(table, blocks)| table.blocks.extend(blocks));
+        self.capacity = capacity;
+    }
+
+    pub fn rebase(&mut self, rebased: Rebased) {
+        if let Some(table) = self.tables.get_mut(usize::from(rebased.life_cycle)) {
+            table.replace(rebased.ordinal, rebased.block);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Rules of the planner one by one, then random runs of a whole rank.
 
 mod drafts;
+mod memory;
 mod rank;
 
 use super::*;
@@ -10,9 +11,27 @@ use crate::step::Banned;
 use proptest::prelude::*;
 use rank::{End, Rank, STOPS, attempt, undisturbed};
 
-const POOL: kv::Config = kv::Config { blocks: 64, block_tokens: 4 };
-const CONFIG: Config =
-    Config { step_tokens_max: 16, sequences_max: 8, draft_tokens_max: 0, vocabulary: 100, pool: POOL };
+fn config() -> Config {
+    let kv = full(64, 4);
+    Config { step_tokens_max: 16, sequences_max: 8, draft_tokens_max: 0, vocabulary: 100, kv }
+}
+
+fn full(blocks: u32, block_tokens: u32) -> kv::Shape {
+    kv::Config::full(blocks, block_tokens).expect("a good configuration").shape()
+}
+
+/// A reservation of these blocks, of which nothing is computed.
+fn reserved(attempt: AttemptKey, blocks: std::ops::Range<u32>) -> Input {
+    let capacity = 4 * blocks.len() as u32;
+    let tables = vec![Table::whole(blocks.map(BlockId).collect())];
+    let reservation = kv::Reservation { tables, capacity, ..Default::default() };
+    Input::Kv(kv::Effect::Reserved { attempt, reservation, copies: Vec::new() })
+}
+
+fn reserve(attempt: AttemptKey, tokens: &[TokenId], tokens_max: u32) -> Effect {
+    let (scope, tokens) = (Scope { tenant: 1, adapter: None }, tokens.to_vec());
+    Effect::Kv(kv::Input::Reserve { attempt, scope, conversation: None, tokens, ahead_tokens: 32, tokens_max })
+}
 
 fn sequence(number: u64, tokens: &[TokenId], max_new_tokens: u32) -> Sequence {
     Sequence {
@@ -20,6 +39,7 @@ fn sequence(number: u64, tokens: &[TokenId], max_new_tokens: u32) -> Sequence {
         number: RequestNumber(number),
         child: 0,
         scope: Scope { tenant: 1, adapter: None },
+        conversation: None,
         tokens: tokens.to_vec(),
         produced_before: 0,
         generation: Generation { max_new_tokens, ..Generation::default() },
@@ -42,16 +62,17 @@ fn drained(config: Config, sequences: impl IntoIterator<Item = Sequence>) -> Ran
 #[test]
 fn refuses_budgets_of_nothing() {
     let new = |config| Batch::new(config).map(|_| ());
-    assert_eq!(new(Config { step_tokens_max: 0, ..CONFIG }), Err(ConfigError::NoStepTokens));
-    assert_eq!(new(Config { sequences_max: 0, ..CONFIG }), Err(ConfigError::NoSequences));
-    let pool = kv::Config { blocks: 0, ..POOL };
-    assert_eq!(new(Config { pool, ..CONFIG }), Err(ConfigError::Pool(kv::ConfigError::NoBlocks)));
-    assert_eq!(new(CONFIG), Ok(()));
+    assert_eq!(new(Config { step_tokens_max: 0, ..config() }), Err(ConfigError::NoStepTokens));
+    assert_eq!(new(Config { sequences_max: 0, ..config() }), Err(ConfigError::NoSequences));
+    let mut without = config();
+    without.kv.pools[0].blocks = 0;
+    assert_eq!(new(without), Err(ConfigError::NoBlocks { pool: 0 }));
+    assert_eq!(new(config()), Ok(()));
 }
 
 #[test]
 fn decode_goes_first_and_prefill_fills_the_rest_in_number_order() {
-    let mut rank = Rank::new(CONFIG);
+    let mut rank = Rank::new(config());
     rank.admit(sequence(5, &prompt(1, 3), 50));
     for _ in 0..4 {
         rank.deliver_to_kv();
@@ -79,7 +100,7 @@ fn decode_goes_first_and_prefill_fills_the_rest_in_number_order() {
 
 #[test]
 fn a_step_is_planned_only_when_none_is_in_flight() {
-    let mut rank = Rank::new(CONFIG);
+    let mut rank = Rank::new(config());
     rank.admit(sequence(1, &prompt(1, 3), 5));
     while rank.deliver_to_kv() | rank.deliver_to_batch() {}
     assert!(rank.batch.plan().is_some());
@@ -92,7 +113,7 @@ fn the_budget_of_a_step_changes_no_token() {
     let sequences = || (1..=6).map(|n| sequence(n, &prompt(n % 3, 5 + 6 * n as usize), 20));
     for step_tokens_max in [1, 2, 3, 7, 16, 1000] {
         for sequences_max in [1, 2, 6] {
-            let rank = drained(Config { step_tokens_max, sequences_max, ..CONFIG }, sequences());
+            let rank = drained(Config { step_tokens_max, sequences_max, ..config() }, sequences());
             assert!(rank.streams.values().all(|s| s.end == Some(End::Finished(Finish::Length))));
             assert_eq!(rank.batch.stats().produced_tokens, 6 * 20);
         }
@@ -108,7 +129,7 @@ fn a_sequence_ends_at_a_stop_token_its_length_or_its_context() {
     let length = sequence(2, &prompt(2, 9), 3);
     let mut context = sequence(3, &prompt(3, 9), 200);
     context.context_tokens_max = 14;
-    let rank = drained(CONFIG, [stops, length, context]);
+    let rank = drained(config(), [stops, length, context]);
     let ends: Vec<_> = rank.streams.values().map(|s| (s.tokens.len(), s.end.clone().expect("ended"))).collect();
     let expected = [(first + 1, Finish::Stop), (3, Finish::Length), (5, Finish::Length)];
     assert_eq!(ends, expected.map(|(tokens, finish)| (tokens, End::Finished(finish))));
@@ -116,10 +137,10 @@ fn a_sequence_ends_at_a_stop_token_its_length_or_its_context() {
 
 #[test]
 fn what_can_never_run_is_refused_at_admission() {
-    let pool = kv::Config { blocks: 5, block_tokens: 4 };
+    let kv = full(5, 4);
     let refused = |sequence: Sequence| {
         let attempt = sequence.attempt;
-        let rank = drained(Config { pool, ..CONFIG }, [sequence]);
+        let rank = drained(Config { kv: kv.clone(), ..config() }, [sequence]);
         match rank.streams[&attempt].end.clone() {
             Some(End::Refused(rejection)) => Some(rejection),
             _ => None,
@@ -131,7 +152,7 @@ fn what_can_never_run_is_refused_at_admission() {
     let mut at_context = sequence(1, &[1; 10], 3);
     at_context.context_tokens_max = 10;
     assert_eq!(refused(at_context), Some(Rejection::PromptTooLong { tokens: 10, limit: 9 }));
-    let mut batch = Batch::new(CONFIG).expect("a good configuration");
+    let mut batch = Batch::new(config()).expect("a good configuration");
     let mut out = Vec::new();
     batch.handle(0, Input::Admit(sequence(1, &[], 4)), &mut out);
     assert_eq!(out, [Effect::Refused { attempt: attempt(1, 1), rejection: Rejection::EmptyPrompt }]);
@@ -143,7 +164,7 @@ fn what_another_node_sends_is_refused_by_type_where_it_is_out_of_range() {
     let refused = |change: fn(&mut Sequence)| {
         let mut sequence = sequence(1, &[1, 2, 3], 4);
         change(&mut sequence);
-        let mut batch = Batch::new(CONFIG).expect("a good configuration");
+        let mut batch = Batch::new(config()).expect("a good configuration");
         let mut out = Vec::new();
         batch.handle(0, Input::Admit(sequence), &mut out);
         assert!(batch.is_idle() && batch.stats().refused == 1);
@@ -177,7 +198,7 @@ fn draws_with_penalties_are_given_the_tokens_before_them_and_others_are_not() {
     // Two of its tokens were produced by an attempt before.
     penalized.produced_before = 2;
     let tokens = penalized.tokens.clone();
-    let rank = drained(CONFIG, [sequence(1, &prompt(1, 6), 3), penalized]);
+    let rank = drained(config(), [sequence(1, &prompt(1, 6), 3), penalized]);
     let samples = |number: u64| {
         let slices = rank.steps.iter().flat_map(|step| &step.slices).filter(move |s| s.attempt == attempt(number, 1));
         slices.filter_map(|slice| slice.sample.clone()).collect::<Vec<_>>()
@@ -197,7 +218,7 @@ fn stop_tokens_are_banned_until_enough_is_produced_over_all_attempts() {
     let mut long = sequence(1, &prompt(1, 6), 5);
     (long.generation.min_new_tokens, long.generation.stop_tokens) = (4, vec![99]);
     long.produced_before = 2;
-    let rank = drained(CONFIG, [long, sequence(2, &prompt(2, 6), 3)]);
+    let rank = drained(config(), [long, sequence(2, &prompt(2, 6), 3)]);
     let banned: Vec<_> = rank.steps.iter().flat_map(|step| &step.slices).filter_map(|s| s.sample.as_ref()).collect();
     let of_first = |position: u32| banned.iter().any(|s| s.position == position && s.banned.is_some());
     // The prompt has 4 tokens, so the fifth of the output is at position 8.
@@ -213,7 +234,7 @@ fn an_attempt_that_has_nothing_left_to_produce_ends_at_once() {
         resumed.produced_before = 2;
         resumed.generation.stop_tokens = stop_tokens.to_vec();
         resumed.context_tokens_max = context_tokens_max;
-        let mut batch = Batch::new(CONFIG).expect("a good configuration");
+        let mut batch = Batch::new(config()).expect("a good configuration");
         let mut out = Vec::new();
         batch.handle(0, Input::Admit(resumed), &mut out);
         match out.as_slice() {
@@ -231,30 +252,27 @@ fn an_attempt_that_has_nothing_left_to_produce_ends_at_once() {
     assert_eq!(done(3, &[], 100), None);
     let mut fresh = sequence(1, &[1, 2, 3], 4);
     fresh.generation.stop_tokens = vec![3];
-    let rank = drained(CONFIG, [fresh]);
+    let rank = drained(config(), [fresh]);
     assert_eq!(rank.streams[&attempt(1, 1)].tokens.len(), 4, "nor is the prompt's last token");
 }
 
 #[test]
 fn blocks_that_came_free_are_asked_for_again() {
-    let mut batch = Batch::new(CONFIG).expect("a good configuration");
+    let mut batch = Batch::new(config()).expect("a good configuration");
     let (mut out, first, second) = (Vec::new(), attempt(1, 1), attempt(2, 1));
     batch.handle(0, Input::Admit(sequence(1, &[1; 8], 4)), &mut out);
-    let blocks = vec![BlockId(0), BlockId(1), BlockId(2)];
-    batch.handle(0, Input::Kv(kv::Effect::Reserved { attempt: first, blocks, cached_tokens: 0 }), &mut out);
+    batch.handle(0, reserved(first, 0..3), &mut out);
     batch.handle(0, Input::Admit(sequence(2, &[2; 3], 4)), &mut out);
     out.clear();
     batch.handle(0, Input::Kv(kv::Effect::Exhausted { attempt: second, wanted: 1, available: 0 }), &mut out);
     assert_eq!(out, [], "there is nothing new to hope for");
-    let scope = Scope { tenant: 1, adapter: None };
-    let again = Effect::Kv(kv::Input::Reserve { attempt: second, scope, tokens: vec![2; 3] });
     batch.handle(0, Input::Kv(kv::Effect::Freed { blocks: 1 }), &mut out);
-    assert_eq!(out, [again]);
+    assert_eq!(out, [reserve(second, &[2; 3], 7)]);
 }
 
 #[test]
 fn turns_of_a_conversation_reuse_what_the_last_one_left() {
-    let mut rank = Rank::new(CONFIG);
+    let mut rank = Rank::new(config());
     let mut history = prompt(4, 10);
     let mut cached = Vec::new();
     for turn in 1..=4 {
@@ -262,7 +280,7 @@ fn turns_of_a_conversation_reuse_what_the_last_one_left() {
         rank.drain();
         let stream = &rank.streams[&attempt(turn, 1)];
         cached.push(stream.cached_tokens[0]);
-        // All but the last produced token has KV; the next turn finds every full block of it.
+        // All but the last produced token has KV; the next turn finds all of it, and a probe the full blocks.
         let known = history.len() as u32;
         history.extend(&stream.tokens);
         history.extend(prompt(turn, 6));
@@ -271,8 +289,8 @@ fn turns_of_a_conversation_reuse_what_the_last_one_left() {
         let chain = crate::kv::identity::truncated_chain(&scope, &history, 4);
         assert_eq!(rank.kv.probe(&chain), left);
     }
-    assert_eq!(cached, [0, 16, 32, 48]);
-    assert_eq!(rank.batch.stats().reused_tokens, 16 + 32 + 48);
+    assert_eq!(cached, [0, 18, 33, 48]);
+    assert_eq!(rank.batch.stats().reused_tokens, 18 + 33 + 48);
     rank.check_ended();
 }
 
@@ -280,21 +298,21 @@ fn turns_of_a_conversation_reuse_what_the_last_one_left() {
 fn tenants_never_share() {
     let mut other = sequence(2, &prompt(1, 30), 5);
     other.scope.tenant = 2;
-    let mut rank = drained(CONFIG, [sequence(1, &prompt(1, 30), 5)]);
+    let mut rank = drained(config(), [sequence(1, &prompt(1, 30), 5)]);
     rank.admit(other);
     rank.admit(sequence(3, &prompt(1, 30), 5));
     rank.drain();
     rank.check_ended();
     let cached = [1, 2, 3].map(|n| rank.streams[&attempt(n, 1)].cached_tokens[0]);
-    assert_eq!(cached, [0, 0, 28]);
+    assert_eq!(cached, [0, 0, 29]);
 }
 
 #[test]
 fn preemption_takes_the_highest_number_and_changes_no_token() {
     // Room for the two prompts and little more; each grows to 10 of the 12 blocks.
-    let pool = kv::Config { blocks: 12, block_tokens: 4 };
+    let kv = full(12, 4);
     let sequences = [sequence(1, &prompt(1, 15), 24), sequence(2, &prompt(2, 15), 24)];
-    let rank = drained(Config { pool, ..CONFIG }, sequences);
+    let rank = drained(Config { kv, ..config() }, sequences);
     assert!(rank.batch.stats().preemptions > 0, "the pool is too small for both");
     assert_eq!(rank.ended, [attempt(1, 1), attempt(2, 1)]);
     // The first one never stood still: a token each step after its prefill.
@@ -306,8 +324,8 @@ fn preemption_takes_the_highest_number_and_changes_no_token() {
 
 #[test]
 fn a_preempted_sequence_comes_back_before_later_ones() {
-    let pool = kv::Config { blocks: 12, block_tokens: 4 };
-    let config = Config { pool, sequences_max: 2, ..CONFIG };
+    let kv = full(12, 4);
+    let config = Config { kv, sequences_max: 2, ..config() };
     let rank = drained(config, (1..=5).map(|n| sequence(n, &prompt(n, 15), 24)));
     assert!(rank.batch.stats().preemptions > 0);
     assert_eq!(rank.ended, [1, 2, 3, 4, 5].map(|n| attempt(n, 1)));
@@ -315,8 +333,8 @@ fn a_preempted_sequence_comes_back_before_later_ones() {
 
 #[test]
 fn nobody_overtakes_a_sequence_that_does_not_fit_yet() {
-    let pool = kv::Config { blocks: 10, block_tokens: 4 };
-    let mut rank = Rank::new(Config { pool, ..CONFIG });
+    let kv = full(10, 4);
+    let mut rank = Rank::new(Config { kv, ..config() });
     rank.admit(sequence(1, &prompt(1, 20), 10));
     while rank.deliver_to_kv() | rank.deliver_to_batch() {}
     rank.plan();
@@ -331,23 +349,29 @@ fn nobody_overtakes_a_sequence_that_does_not_fit_yet() {
     }
     rank.drain();
     rank.check_ended();
-    assert_eq!(rank.ended[..2], [attempt(1, 1), attempt(2, 1)]);
+    let mut begun: Vec<AttemptKey> = Vec::new();
+    for slice in rank.steps.iter().flat_map(|step| &step.slices) {
+        if !begun.contains(&slice.attempt) {
+            begun.push(slice.attempt);
+        }
+    }
+    assert_eq!(begun[..2], [attempt(1, 1), attempt(2, 1)]);
 }
 
 #[test]
 fn a_cancel_during_a_step_gives_blocks_back_when_it_is_done() {
-    let mut rank = Rank::new(CONFIG);
+    let mut rank = Rank::new(config());
     rank.admit(sequence(1, &prompt(1, 15), 10));
     while rank.deliver_to_kv() | rank.deliver_to_batch() {}
     rank.plan();
     rank.cancel(attempt(1, 1));
     while rank.deliver_to_kv() | rank.deliver_to_batch() {}
-    assert!(rank.kv.stats().blocks_held > 0, "the step still writes");
+    assert!(rank.kv.stats().pools[0].blocks_held > 0, "the step still writes");
     rank.finish_step();
     while rank.deliver_to_kv() | rank.deliver_to_batch() {}
     let stats = rank.batch.stats();
     assert_eq!((stats.cancels, stats.cancel_steps, stats.cancel_steps_max), (1, 1, 1));
-    assert_eq!(rank.kv.stats().blocks_reusable, 3, "what it computed stays");
+    assert_eq!(rank.kv.stats().pools[0].blocks_reusable, 4, "what it computed stays");
     assert!(rank.streams[&attempt(1, 1)].tokens.is_empty());
     assert!(rank.batch.is_idle());
     rank.check_ended();
@@ -356,7 +380,7 @@ fn a_cancel_during_a_step_gives_blocks_back_when_it_is_done() {
 #[test]
 fn a_cancel_while_blocks_are_on_their_way_gives_them_back() {
     for delivered in 0..2 {
-        let mut rank = Rank::new(CONFIG);
+        let mut rank = Rank::new(config());
         rank.admit(sequence(1, &prompt(1, 15), 10));
         (0..delivered).for_each(|_| assert!(rank.deliver_to_kv()));
         rank.cancel(attempt(1, 1));
@@ -373,18 +397,17 @@ fn a_cancel_while_blocks_are_on_their_way_gives_them_back() {
 
 #[test]
 fn a_reservation_for_nobody_is_released() {
-    let mut batch = Batch::new(CONFIG).expect("a good configuration");
+    let mut batch = Batch::new(config()).expect("a good configuration");
     let mut out = Vec::new();
     let stranger = attempt(9, 1);
-    let reserved = kv::Effect::Reserved { attempt: stranger, blocks: vec![BlockId(1)], cached_tokens: 0 };
-    batch.handle(0, Input::Kv(reserved), &mut out);
-    assert_eq!(out, [Effect::Kv(kv::Input::Release { attempt: stranger })]);
+    batch.handle(0, reserved(stranger, 1..2), &mut out);
+    assert_eq!(out, [Effect::Kv(kv::Input::Release { attempt: stranger, why: kv::Released::Over })]);
 }
 
 #[test]
 fn a_pool_smaller_than_promised_refuses_and_hangs_nobody() {
-    let mut rank = Rank::new(CONFIG);
-    rank.kv = kv::Manager::new(kv::Config { blocks: 6, ..POOL }).expect("a good configuration");
+    let mut rank = Rank::new(config());
+    rank.kv = kv::Manager::new(kv::Config::full(6, 4).expect("good")).expect("a good configuration");
     // Too long at once, growing too long alone, and fitting.
     rank.admit(sequence(1, &prompt(1, 30), 2));
     rank.admit(sequence(2, &prompt(2, 10), 100));
@@ -394,38 +417,36 @@ fn a_pool_smaller_than_promised_refuses_and_hangs_nobody() {
     assert_eq!(ends[0], End::Refused(Rejection::TooLargeForRank { wanted: 8, total: 6 }));
     assert_eq!(ends[1], End::Refused(Rejection::TooLargeForRank { wanted: 28, total: 6 }));
     assert_eq!(ends[2], End::Finished(Finish::Length));
-    assert_eq!(rank.kv.stats().blocks_held, 0);
+    assert_eq!(rank.kv.stats().pools[0].blocks_held, 0);
 }
 
 #[test]
 fn a_kv_manager_that_forgot_a_sequence_costs_it_a_recompute() {
-    let mut batch = Batch::new(CONFIG).expect("a good configuration");
+    let mut batch = Batch::new(config()).expect("a good configuration");
     let (mut out, one) = (Vec::new(), attempt(1, 1));
-    batch.handle(0, Input::Admit(sequence(1, &[1, 2, 3], 30)), &mut out);
-    let reserved = kv::Effect::Reserved { attempt: one, blocks: vec![BlockId(0)], cached_tokens: 0 };
-    batch.handle(0, Input::Kv(reserved), &mut out);
+    batch.handle(0, Input::Admit(sequence(1, &[1, 2, 3, 4, 5], 30)), &mut out);
+    batch.handle(0, reserved(one, 0..1), &mut out);
     assert_eq!(out.last(), Some(&Effect::Kv(kv::Input::Grow { attempt: one, tokens: 8 })));
     out.clear();
     let forgot = kv::Effect::Ignored { attempt: one, why: kv::Ignored::UnknownGrow };
     batch.handle(0, Input::Kv(forgot), &mut out);
-    let scope = Scope { tenant: 1, adapter: None };
-    let again = kv::Input::Reserve { attempt: one, scope, tokens: vec![1, 2, 3] };
-    assert_eq!(out, [Effect::Kv(kv::Input::Release { attempt: one }), Effect::Kv(again)]);
+    let release = kv::Input::Release { attempt: one, why: kv::Released::Preempted };
+    assert_eq!(out, [Effect::Kv(release), reserve(one, &[1, 2, 3, 4, 5], 35)]);
     batch.check().expect("all invariants hold");
 }
 
 #[test]
 fn nonsense_is_ignored_and_the_sequence_goes_on() {
-    let mut rank = Rank::new(CONFIG);
+    let mut rank = Rank::new(config());
     let one = attempt(1, 1);
     rank.tell_batch(Input::StepDone { sampled: Vec::new() });
     rank.tell_batch(Input::Cancel { attempt: one });
     rank.admit(sequence(1, &prompt(1, 10), 6));
     rank.tell_batch(Input::Admit(sequence(1, &prompt(1, 10), 6)));
-    rank.tell_batch(Input::Kv(kv::Effect::Grown { attempt: one, blocks: vec![BlockId(0)] }));
+    rank.tell_batch(Input::Kv(kv::Effect::Grown { attempt: one, blocks: vec![vec![BlockId(0)]], capacity: 4, copies: vec![] }));
     while rank.deliver_to_kv() | rank.deliver_to_batch() {}
     rank.tell_batch(Input::Kv(kv::Effect::Exhausted { attempt: attempt(7, 1), wanted: 1, available: 0 }));
-    rank.tell_batch(Input::Kv(kv::Effect::Reserved { attempt: one, blocks: Vec::new(), cached_tokens: 0 }));
+    rank.tell_batch(reserved(one, 0..0));
     rank.plan();
     let drawn = |slice| Sampled { slice, drawn: Drawn::new(3, 0.0) };
     // No token for the slice that samples: its last position is computed again.
@@ -459,11 +480,35 @@ fn inputs_and_effects_survive_serde() {
 
 #[derive(Clone, Debug)]
 struct Shape {
+    kind: u8,
     step_tokens_max: u32,
     sequences_max: u32,
     draft_tokens_max: u32,
     blocks: u32,
     block_tokens: u32,
+}
+
+/// Kinds of models.
+const KINDS: u8 = 5;
+
+impl Shape {
+    /// Full attention alone, with windows, with sinks, and with recurrent layers.
+    fn pools(&self) -> kv::Shape {
+        let window = |tokens, sink_blocks| {
+            let tokens = std::num::NonZeroU32::new(tokens).expect("above 0");
+            kv::Pool { retention: Retention::Window { tokens, sink_blocks }, blocks: self.blocks }
+        };
+        let full = kv::Pool { retention: Retention::Full, blocks: self.blocks };
+        let states = kv::Pool { retention: Retention::State, blocks: 1 + self.blocks / 3 };
+        let pools = match self.kind {
+            0 => vec![full],
+            1 => vec![full, window(5, 0)],
+            2 => vec![window(7, 1), window(3, 0)],
+            3 => vec![full, states],
+            _ => vec![window(6, 0), full, states],
+        };
+        kv::Shape { block_tokens: self.block_tokens.try_into().expect("above 0"), pools }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -486,8 +531,9 @@ enum Op {
 }
 
 fn shapes() -> impl Strategy<Value = Shape> {
-    (1u32..20, 1u32..6, 0u32..6, 3u32..24, 1u32..6).prop_map(
-        |(step_tokens_max, sequences_max, draft_tokens_max, blocks, block_tokens)| Shape {
+    (0u8..KINDS, 1u32..20, 1u32..6, 0u32..6, 3u32..24, 1u32..6).prop_map(
+        |(kind, step_tokens_max, sequences_max, draft_tokens_max, blocks, block_tokens)| Shape {
+            kind,
             step_tokens_max,
             sequences_max,
             draft_tokens_max,
@@ -522,9 +568,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 /// Plays the operations, then lets everything end, and compares each stream with its undisturbed run.
 fn play(shape: &Shape, ops: Vec<Op>) -> Rank {
-    let pool = kv::Config { blocks: shape.blocks, block_tokens: shape.block_tokens };
+    let kv = shape.pools();
     let Shape { step_tokens_max, sequences_max, draft_tokens_max, .. } = *shape;
-    let mut rank = Rank::new(Config { step_tokens_max, sequences_max, draft_tokens_max, pool, ..CONFIG });
+    let mut rank = Rank::new(Config { step_tokens_max, sequences_max, draft_tokens_max, kv, ..config() });
     for (at, op) in ops.into_iter().enumerate() {
         let admitted = rank.streams.len();
         let nth = |n: usize| n.checked_rem(admitted);
@@ -535,6 +581,7 @@ fn play(shape: &Shape, ops: Vec<Op>) -> Rank {
                 let mut sequence = sequence(number, &prompt(seed, length), max_new_tokens);
                 sequence.attempt = attempt(at as u64, 1);
                 sequence.scope.tenant = tenant;
+                sequence.conversation = (seed > 0).then_some(ConversationKey(seed.into()));
                 sequence.generation.stop_tokens = (0..STOPS).collect();
                 sequence.context_tokens_max = 40;
                 rank.admit(sequence);
@@ -597,6 +644,7 @@ fn random_runs_meet_what_they_are_meant_to_meet() {
     };
     for _ in 0..200 {
         let shape = Shape {
+            kind: draw(u64::from(KINDS)) as u8,
             step_tokens_max: 1 + draw(20) as u32,
             sequences_max: 1 + draw(6) as u32,
             draft_tokens_max: draw(6) as u32,

@@ -140,17 +140,23 @@ impl Metrics {
         let (mut running, mut waiting, mut held, mut total) = (0, state.queue + state.backlog, 0, 0);
         for (rank, (batch, kv)) in &state.ranks {
             let rank = rank.to_string();
-            let states = [("free", kv.blocks_free), ("reusable", kv.blocks_reusable), ("held", kv.blocks_held)];
-            for (name, blocks) in states {
-                metrics.kv_blocks.with([&rank, name]).set(i64::from(blocks));
+            for (life_cycle, pool) in kv.pools.iter().enumerate() {
+                let life_cycle = life_cycle.to_string();
+                let states =
+                    [("free", pool.blocks_free), ("reusable", pool.blocks_reusable), ("held", pool.blocks_held)];
+                for (name, blocks) in states {
+                    metrics.kv_blocks.with([&rank, &life_cycle, name]).set(i64::from(blocks));
+                }
+                metrics.kv_pool_blocks.with([&rank, &life_cycle]).set(i64::from(pool.blocks_total));
             }
-            metrics.kv_pool_blocks.with([&rank]).set(i64::from(kv.blocks_total));
+            metrics.kv_conversations.with([&rank]).set(i64::from(kv.conversations));
             metrics.rank_running.with([&rank]).set(i64::from(batch.running));
             metrics.rank_waiting.with([&rank]).set(i64::from(batch.waiting));
             running += batch.running;
             waiting += batch.waiting as usize;
-            held += u64::from(kv.blocks_held);
-            total += u64::from(kv.blocks_total);
+            let tightest = kv.tightest();
+            held += u64::from(tightest.blocks_held);
+            total += u64::from(tightest.blocks_total);
         }
         metrics.running.set(i64::from(running));
         metrics.waiting.set(signed(waiting));
@@ -207,7 +213,7 @@ impl Observer for Metrics {
     }
 
     fn rank(&self, rank: RankId, batch: &batch::Stats, kv: &kv::Stats) {
-        let (old_batch, old_kv) = self.state().ranks.insert(rank.0, (*batch, *kv)).unwrap_or_default();
+        let (old_batch, old_kv) = self.state().ranks.insert(rank.0, (*batch, kv.clone())).unwrap_or_default();
         let metrics = &self.registered;
         metrics.preemptions.inc_by(grown(old_batch.preemptions, batch.preemptions));
         metrics.generation_tokens.inc_by(grown(old_batch.produced_tokens, batch.produced_tokens));
@@ -224,6 +230,13 @@ impl Observer for Metrics {
             let rank = rank.0.to_string();
             metrics.drafted.with([&rank]).inc_by(drafted);
             metrics.accepted.with([&rank]).inc_by(grown(old_batch.accepted_tokens, batch.accepted_tokens));
+        }
+        let turns = grown(old_kv.turns, kv.turns);
+        if turns > 0 {
+            let rank = rank.0.to_string();
+            metrics.kv_turns.with([&rank]).inc_by(turns);
+            let unplanned = grown(old_kv.turns_unplanned, kv.turns_unplanned);
+            metrics.kv_turns_unplanned.with([&rank]).inc_by(unplanned);
         }
         let evicted = grown(old_kv.evicted_blocks, kv.evicted_blocks);
         if evicted > 0 {

@@ -170,10 +170,16 @@ metrics! {
         "Tokens generated for a request.").with([]);
 
     // Ranks.
-    kv_blocks: Labelled<Gauge, 2> = |r| r.gauge("starling_kv_blocks", ["rank", "state"],
+    kv_blocks: Labelled<Gauge, 3> = |r| r.gauge("starling_kv_blocks", ["rank", "life_cycle", "state"],
         "KV blocks by state: free, reusable (a prefix that nobody uses) or held. They add up to starling_kv_pool_blocks.");
-    kv_pool_blocks: Labelled<Gauge, 1> = |r| r.gauge("starling_kv_pool_blocks", ["rank"],
-        "KV blocks of a rank.");
+    kv_pool_blocks: Labelled<Gauge, 2> = |r| r.gauge("starling_kv_pool_blocks", ["rank", "life_cycle"],
+        "KV blocks of a rank, by life cycle: layers that keep the same of a sequence, as all with one sliding window.");
+    kv_conversations: Labelled<Gauge, 1> = |r| r.gauge("starling_kv_conversations", ["rank"],
+        "Conversations whose end points a rank keeps, or that have a turn under way there.");
+    kv_turns: Labelled<Counter, 1> = |r| r.counter("starling_kv_turns", ["rank"],
+        "Turns of conversations that ended, where end points are kept by conversation.");
+    kv_turns_unplanned: Labelled<Counter, 1> = |r| r.counter("starling_kv_turns_unplanned", ["rank"],
+        "Those of them whose end points could not be planned: they stay until other blocks push them out. A warning.");
     kv_evicted: Labelled<Counter, 1> = |r| r.counter("starling_kv_evicted_blocks", ["rank"],
         "Reusable blocks given to another use.");
     rank_running: Labelled<Gauge, 1> = |r| r.gauge("starling_rank_running_requests", ["rank"],

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::rank::{Rank, attempt};
-use super::{CONFIG, drained, prompt, sequence};
+use super::{config, drained, prompt, reserved, sequence};
 use crate::batch::sequence::Known;
 use crate::ids::BlockId;
 
@@ -14,10 +14,10 @@ fn repetitive(number: u64, max_new_tokens: u32) -> Sequence {
 #[test]
 fn guesses_change_no_token_and_save_steps_where_they_are_right() {
     let sequences = || [repetitive(1, 60), sequence(2, &prompt(1, 9), 60), repetitive(3, 40)];
-    let without = drained(CONFIG, sequences());
+    let without = drained(config(), sequences());
     assert_eq!(without.batch.stats().drafted_tokens, 0);
     for draft_tokens_max in [1, 3, 8] {
-        let with = drained(Config { draft_tokens_max, ..CONFIG }, sequences());
+        let with = drained(Config { draft_tokens_max, ..config() }, sequences());
         for (attempt, stream) in &with.streams {
             assert_eq!(stream.tokens, without.streams[attempt].tokens);
         }
@@ -43,7 +43,7 @@ fn a_guess_is_what_followed_the_last_tokens_before_read_on_as_if_it_repeated() {
 
 #[test]
 fn guesses_take_what_the_step_has_left_when_everyone_has_a_share() {
-    let config = Config { draft_tokens_max: 4, step_tokens_max: 8, ..CONFIG };
+    let config = Config { draft_tokens_max: 4, step_tokens_max: 8, ..config() };
     let mut rank = Rank::new(config);
     rank.admit(repetitive(1, 40));
     while rank.deliver_to_kv() | rank.deliver_to_batch() {}
@@ -70,15 +70,16 @@ fn drawn(tokens: &[TokenId]) -> Input {
 fn decoding(change: impl FnOnce(&mut Sequence)) -> Batch {
     let mut sequence = repetitive(1, 40);
     change(&mut sequence);
-    let mut batch = Batch::new(Config { draft_tokens_max: 8, ..CONFIG }).expect("a good configuration");
+    let mut batch = Batch::new(Config { draft_tokens_max: 8, ..config() }).expect("a good configuration");
     let one = attempt(1, 1);
-    let [first, more] = [0..4, 4..8].map(|blocks| blocks.map(BlockId).collect());
     let mut out = Vec::new();
     batch.handle(0, Input::Admit(sequence), &mut out);
-    batch.handle(0, Input::Kv(kv::Effect::Reserved { attempt: one, blocks: first, cached_tokens: 0 }), &mut out);
+    batch.handle(0, reserved(one, 0..4), &mut out);
     batch.plan().expect("a prefill");
     batch.handle(0, drawn(&[5]), &mut out);
-    batch.handle(0, Input::Kv(kv::Effect::Grown { attempt: one, blocks: more }), &mut out);
+    let blocks = vec![(4..8).map(BlockId).collect()];
+    let grown = kv::Effect::Grown { attempt: one, blocks, capacity: 32, copies: Vec::new() };
+    batch.handle(0, Input::Kv(grown), &mut out);
     batch
 }
 
@@ -96,7 +97,7 @@ fn a_wrong_guess_is_neither_told_to_the_kv_manager_nor_kept() {
     let (mut batch, mut out) = (decoding(|_| {}), Vec::new());
     let step = batch.plan().expect("a decode");
     assert_eq!(step.slices[0].tokens, [5, 6, 7, 8, 5, 6, 7, 8, 5]);
-    assert_eq!((step.slices[0].start, step.slices[0].blocks.len()), (12, 6));
+    assert_eq!((step.slices[0].start, step.slices[0].tables[0].len()), (12, 6));
     // 6 and 7 were right; 9 stands in the place of 8, and what was drawn behind 8 means nothing.
     batch.handle(0, drawn(&[6, 7, 9, 5, 6, 7, 8, 5, 6]), &mut out);
     assert_eq!(told(&out), (vec![6, 7, 9], None));

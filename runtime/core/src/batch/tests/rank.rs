@@ -5,9 +5,11 @@
 //! written by two sequences changes the output.
 
 use super::super::*;
+use super::memory;
 use crate::ids::{Attempt, BlockId, Incarnation, RequestKey};
 use crate::kv::Manager;
 use crate::step::Step;
+use memory::Memory;
 use std::collections::VecDeque;
 
 pub fn attempt(seq: u64, attempt: u32) -> AttemptKey {
@@ -76,7 +78,7 @@ pub struct Rank {
     to_kv: VecDeque<kv::Input>,
     to_batch: VecDeque<kv::Effect>,
     pub step: Option<Step>,
-    pages: Vec<Vec<Option<(u64, TokenId)>>>,
+    memory: Memory,
     pub streams: BTreeMap<AttemptKey, Stream>,
     pub steps: Vec<Step>,
     pub ignored: Vec<Ignored>,
@@ -86,14 +88,15 @@ pub struct Rank {
 
 impl Rank {
     pub fn new(config: Config) -> Self {
-        let kv::Config { blocks, block_tokens } = config.pool;
+        let kv::Shape { block_tokens, pools } = config.kv.clone();
+        let life_cycles = pools.iter().map(|pool| (pool.retention, pool.blocks)).collect();
         Self {
             batch: Batch::new(config).expect("a good configuration"),
-            kv: Manager::new(config.pool).expect("a good configuration"),
+            kv: Manager::new(kv::Config::new(block_tokens, life_cycles)).expect("a good configuration"),
             to_kv: VecDeque::new(),
             to_batch: VecDeque::new(),
             step: None,
-            pages: vec![vec![None; block_tokens as usize]; blocks as usize],
+            memory: Memory::new(block_tokens, pools),
             streams: BTreeMap::new(),
             steps: Vec::new(),
             ignored: Vec::new(),
@@ -159,27 +162,18 @@ impl Rank {
         let Some(step) = self.step.take() else {
             return false;
         };
-        let block_tokens = self.batch.config.pool.block_tokens as usize;
+        step.copies.iter().for_each(|copy| self.memory.copy(*copy));
+        let mut read = Vec::new();
         for slice in &step.slices {
-            let tenant = self.streams[&slice.attempt].sequence.scope.tenant;
-            for (at, &token) in slice.tokens.iter().enumerate() {
-                let position = slice.start as usize + at;
-                let block = slice.blocks[position / block_tokens].0 as usize;
-                self.pages[block][position % block_tokens] = Some((tenant, token));
-            }
+            let Stream { sequence, tokens, .. } = &self.streams[&slice.attempt];
+            let known = sequence.tokens.iter().chain(tokens).copied().take(slice.start as usize);
+            let known: Vec<TokenId> = known.chain(slice.tokens.iter().copied()).collect();
+            read.push(self.memory.write(slice, sequence.scope.tenant, &known));
         }
         let mut sampled = Vec::new();
         for (at, slice) in step.slices.iter().enumerate() {
             let stream = &self.streams[&slice.attempt];
-            let tenant = stream.sequence.scope.tenant;
-            let end = slice.start as usize + slice.tokens.len();
-            let read = |position: usize| {
-                let block = slice.blocks[position / block_tokens].0 as usize;
-                let (owner, token) = self.pages[block][position % block_tokens].expect("computed before");
-                assert_eq!(owner, tenant, "{} reads the KV of another tenant", slice.attempt);
-                token
-            };
-            let tokens: Vec<TokenId> = (0..end).map(read).collect();
+            let tokens = &read[at];
             let known = stream.sequence.tokens.len() + stream.tokens.len();
             if let Some(sample) = slice.sample.as_ref().filter(|_| stream.end.is_none()) {
                 assert_eq!(sample.position as usize, known);
@@ -223,8 +217,10 @@ impl Rank {
             }
         }
         let stats = self.kv.stats();
-        assert_eq!((stats.blocks_held, stats.attempts), (0, 0));
-        assert_eq!(stats.blocks_free + stats.blocks_reusable, stats.blocks_total);
+        assert_eq!(stats.attempts, 0);
+        for pool in stats.pools {
+            assert_eq!((pool.blocks_held, pool.blocks_free + pool.blocks_reusable), (0, pool.blocks_total));
+        }
         assert!(self.batch.stats().cancel_steps_max <= 1);
         assert_eq!(self.batch.load(), Load::default());
     }
@@ -233,8 +229,7 @@ impl Rank {
     pub fn fits(&self, sequence: &Sequence) -> bool {
         let prompt = sequence.tokens.len() as u32 - sequence.produced_before;
         let most = (prompt + sequence.generation.max_new_tokens).min(sequence.context_tokens_max);
-        let pool = self.batch.config.pool;
-        prompt < sequence.context_tokens_max && most <= pool.blocks * pool.block_tokens
+        prompt < sequence.context_tokens_max && self.batch.config.too_small(most).is_none()
     }
 
     pub fn tell_batch(&mut self, input: Input) {
@@ -294,29 +289,22 @@ impl Rank {
         self.batch.check().expect("all invariants of the planner hold");
         self.kv.check().expect("all invariants of the KV manager hold");
         assert!(self.batch.stats().cancel_steps_max <= 1);
-        let block_tokens = self.batch.config.pool.block_tokens;
-        let mut written = BTreeSet::new();
-        for slice in self.step.iter().flat_map(|step| &step.slices) {
-            let first_written = (slice.start / block_tokens) as usize;
-            for (at, &block) in slice.blocks.iter().enumerate() {
-                let (pins, cached) = self.kv.block_state(block);
-                assert!(pins > 0, "{} still reads {block}", slice.attempt);
-                if at >= first_written {
-                    assert!(pins == 1 && !cached && written.insert(block), "{block} is written and shared");
-                }
-            }
-        }
         self.check_tables();
     }
 
-    /// No two running sequences both think that they may write a block.
+    /// No two running sequences both think that they may write a block, and none may write one that is reusable.
     fn check_tables(&self) {
-        let block_tokens = self.batch.config.pool.block_tokens;
-        let mut writers: BTreeMap<BlockId, AttemptKey> = BTreeMap::new();
-        for (order, running) in &self.batch.running {
-            for &block in &running.blocks[(running.computed / block_tokens) as usize..] {
-                let other = writers.insert(block, order.attempt);
-                assert_eq!(other, None, "{block} is also written by {}", order.attempt);
+        let block_tokens = self.batch.config.kv.block_tokens;
+        for (life_cycle, pool) in (0u8..).zip(&self.batch.config.kv.pools) {
+            let mut writers: BTreeMap<BlockId, AttemptKey> = BTreeMap::new();
+            for (order, running) in &self.batch.running {
+                let table = &running.tables[usize::from(life_cycle)];
+                let first = if pool.retention == Retention::State { 0 } else { running.computed / block_tokens };
+                for block in (first as usize..table.len()).filter_map(|ordinal| table.get(ordinal)) {
+                    let other = writers.insert(block, order.attempt);
+                    assert_eq!(other, None, "{block} of {life_cycle} is also written by {}", order.attempt);
+                    assert!(!self.kv.is_published(life_cycle, block), "{block} of {life_cycle} is written and shared");
+                }
             }
         }
     }

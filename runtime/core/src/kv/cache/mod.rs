@@ -26,7 +26,7 @@ mod tree;
 
 pub use super::Violation;
 use super::identity::Scope;
-use crate::ids::{ConversationKey, TokenId};
+use crate::ids::{BlockId, ConversationKey, TokenId};
 pub use config::{Commits, Config, ConfigError, Error, ErrorKind, PPM, PRIORITY_MAX};
 pub use machine::{Effect, Input};
 pub use pages::Place;
@@ -34,7 +34,7 @@ use pages::{PageId, State};
 use plans::{Book, Plan};
 pub use plans::{PlanId, Turn, TurnEnd};
 pub use publish::After;
-use sequence::Sequence;
+use sequence::{Owned, Sequence};
 pub use sequence::{Opened, Phase, SequenceId, Standing};
 use std::collections::BTreeMap;
 pub use store::Copy;
@@ -135,6 +135,11 @@ impl Manager {
         self.store.pages.free(tier, group)
     }
 
+    /// Pages of a group that are free on the device or can be made so.
+    pub fn available(&self, group: u8) -> u32 {
+        self.store.pages.free(0, group) + self.store.pages.evictable(0, group)
+    }
+
     /// Pages by life cycle and tier.
     ///
     /// # Cost
@@ -166,6 +171,39 @@ impl Manager {
         };
         let place = |page: PageId| self.store.pages.get(page).place;
         owned.into_iter().map(|owned| owned.filter(|owned| owned.locked).map(|owned| place(owned.page))).collect()
+    }
+
+    /// The device's blocks that an active sequence has in a life cycle from an ordinal on, in order, those out of the window
+    /// left out. A recurrent life cycle has the one of its state.
+    pub fn device_blocks(&self, id: SequenceId, life_cycle: u8, from: u32) -> Vec<BlockId> {
+        let Some(sequence) = self.sequences.get(&id).filter(|_| life_cycle < self.store.life_cycles()) else {
+            return Vec::new();
+        };
+        let slot = |owned: Owned| BlockId(self.store.pages.get(owned.page).place.slot);
+        match self.store.life_cycle(life_cycle).is_state() {
+            true => sequence.state.map(slot).into_iter().collect(),
+            false => {
+                let owned = (from..sequence.blocks()).filter_map(|block| sequence.owned(block, life_cycle));
+                owned.filter(|owned| owned.locked).map(slot).collect()
+            }
+        }
+    }
+
+    /// Blocks of a sequence that were replaced by ones published before, since the last call: life cycle, ordinal, and the
+    /// block that it has now.
+    pub fn take_rebased(&mut self, id: SequenceId) -> Vec<(u8, u32, BlockId)> {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return Vec::new() };
+        let rows = std::mem::take(&mut sequence.rebased).into_iter();
+        let here = rows.filter_map(|(life_cycle, block)| Some((life_cycle, block, sequence.owned(block, life_cycle)?)));
+        let slot = |owned: Owned| BlockId(self.store.pages.get(owned.page).place.slot);
+        here.map(|(life_cycle, block, owned)| (life_cycle, block, slot(owned))).collect()
+    }
+
+    /// Whether the tree names the page in a slot of the device.
+    #[cfg(test)]
+    pub(crate) fn is_published(&self, life_cycle: u8, block: BlockId) -> bool {
+        let there = |page: &pages::Page| page.place == Place { tier: 0, group: life_cycle, slot: block.0 };
+        self.store.pages.iter().any(|(_, page)| there(page) && page.committed)
     }
 
     // -- a sequence's life

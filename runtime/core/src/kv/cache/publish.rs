@@ -188,6 +188,7 @@ impl Sequence {
                 store.pages.lock(there);
             }
             self.rows[row] = Some(Owned { page: there, locked: own.locked });
+            self.rebased.push((life_cycle, block));
         }
         store.release(own.page, own.locked);
     }

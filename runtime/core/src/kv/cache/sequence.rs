@@ -93,6 +93,8 @@ pub(super) struct Sequence {
     /// A row of life cycles for each block.
     pub rows: Vec<Option<Owned>>,
     pub state: Option<Owned>,
+    /// Life cycle and block of pages that were replaced by ones published before.
+    pub rebased: Vec<(u8, u32)>,
     /// For each life cycle, the block before which no stale block has a page.
     cleared: Vec<u32>,
     restorable: Vec<u8>,
@@ -129,6 +131,7 @@ impl Sequence {
                 .collect(),
             rows: vec![None; reused.div_ceil(store.block_tokens()) as usize * width],
             state: None,
+            rebased: Vec::new(),
             cleared: cleared.map(|stale| stale.start).collect(),
             restorable: Vec::new(),
             width,
