@@ -7,10 +7,12 @@ use crate::weights::{Arithmetic, Linear};
 use std::fmt;
 
 mod config;
+mod life_cycles;
 mod loader;
 #[cfg(test)]
 mod tests;
 
+pub use life_cycles::LayerGroup;
 use loader::Loader;
 
 /// Bound of what a file may claim, so that no product of sizes overflows. Known models stay far below.

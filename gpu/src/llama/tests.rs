@@ -2,6 +2,8 @@ use super::*;
 use crate::dequant::TensorType;
 use crate::gguf::{Gguf, Value};
 use crate::testing::{GgufWriter, TinyModel};
+use starling_core::kv::cache::lifecycle::Retention;
+use std::num::NonZeroU32;
 
 mod folders;
 
@@ -173,4 +175,38 @@ fn a_gemma_that_does_not_say_it_has_every_sixth_layer_without_a_window() {
     let whole: Vec<_> = (0..12).filter(|&layer| config.layers[layer].window.is_none()).collect();
     assert_eq!(whole, [5, 11]);
     assert_eq!((config.score_scale, config.embedding_scale()), (0.25, Some((32.0_f32).sqrt())));
+}
+
+#[test]
+fn layers_of_one_window_are_one_life_cycle_in_the_order_of_their_first_layers() {
+    let tiny = TinyModel { family: Family::Gemma3, layers: 12, ..TinyModel::default() };
+    let mut writer = tiny.writer();
+    writer.unset("gemma3.attention.sliding_window_pattern");
+    let mut config = ModelConfig::read(&Gguf::from_bytes("m.gguf", writer.to_bytes().0).unwrap().into()).unwrap();
+    let window = |tokens: u32| Retention::Window { tokens: NonZeroU32::new(tokens).unwrap(), sink_blocks: 0 };
+    let found = config.life_cycles(Arithmetic::Int8, 8);
+    let retentions: Vec<_> = found.iter().map(|group| (group.life_cycle.group, group.life_cycle.retention)).collect();
+    assert_eq!(retentions, [(0, window(config.layers[0].window.unwrap() as u32)), (1, Retention::Full)]);
+    assert_eq!(found[0].layers, [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]);
+    assert_eq!(found[1].layers, [5, 11]);
+    // Keys and values of two bytes a number.
+    let layer_bytes = 2 * 2 * (config.kv_heads * config.head_dim * 8) as u64;
+    assert_eq!((found[0].page_bytes, found[1].page_bytes), (10 * layer_bytes, 2 * layer_bytes));
+    // A second window is a third life cycle, and one that a query cannot see through is as long as can be.
+    config.layers[3].window = Some(7);
+    config.layers[11].window = Some(usize::MAX);
+    let found = config.life_cycles(Arithmetic::Exact, 8);
+    assert_eq!(found.iter().map(|group| group.layers.len()).collect::<Vec<_>>(), [9, 1, 1, 1]);
+    assert_eq!((found[1].layers[0], found[1].life_cycle.retention), (3, window(7)));
+    assert_eq!(found[3].life_cycle.retention, window(u32::MAX));
+    let bytes: u64 = found.iter().map(|group| group.page_bytes).sum();
+    assert_eq!(bytes, config.block_bytes(Arithmetic::Exact, 8));
+}
+
+#[test]
+fn a_model_without_windows_has_one_life_cycle() {
+    let config = ModelConfig::read(&TinyModel::default().gguf().into()).unwrap();
+    let found = config.life_cycles(Arithmetic::Exact, 16);
+    assert_eq!((found.len(), found[0].life_cycle.retention, found[0].layers.len()), (1, Retention::Full, 2));
+    assert_eq!(found[0].page_bytes, config.block_bytes(Arithmetic::Exact, 16));
 }
