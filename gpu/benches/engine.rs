@@ -15,7 +15,7 @@
 
 use starling_core::ids::{AttemptKey, BlockId, TokenId};
 use starling_core::request::Sampling;
-use starling_core::step::{Sample, Slice, Step};
+use starling_core::step::{Sample, Slice, Step, Table};
 use starling_gpu::Backend;
 use starling_gpu::calibrate::{fma_gflops, load_average, median, read_gb_s};
 use starling_gpu::cpu::{CpuBackend, CpuConfig, StepTimes};
@@ -74,15 +74,16 @@ fn self_check() -> bool {
     two / one >= SCALING_MIN
 }
 
-/// A sequence of so many blocks at most, the `sequence`-th of its like.
+/// A sequence of so many blocks at most, the `sequence`-th of its like. All life cycles have the same table, which `run` adds.
 fn slice(tokens: &[TokenId], start: usize, (sequence, blocks_each): (usize, usize)) -> Slice {
     let end = start + tokens.len();
     let first = sequence * blocks_each;
+    let blocks = first..first + end.div_ceil(BLOCK_TOKENS);
     Slice {
         attempt: AttemptKey::default(),
         tokens: tokens.to_vec(),
         start: start as u32,
-        blocks: (first..first + end.div_ceil(BLOCK_TOKENS)).map(|block| BlockId(block as u32)).collect(),
+        tables: vec![Table::whole(blocks.map(|block| BlockId(block as u32)).collect())],
         sample: Some(Sample::new(Sampling::default(), end as u32)),
     }
 }
@@ -93,13 +94,22 @@ fn prompt(sequence: usize, length: usize, vocabulary: u32) -> Vec<TokenId> {
 
 fn backend(model: &Arc<Model>, threads: usize, tokens: usize) -> CpuBackend {
     let blocks = tokens.div_ceil(BLOCK_TOKENS) as u32;
-    let config = CpuConfig { blocks, block_tokens: BLOCK_TOKENS as u32, threads };
+    let life_cycles = model.config().life_cycles(model.arithmetic(), BLOCK_TOKENS as u32).len();
+    let config = CpuConfig { blocks: vec![blocks; life_cycles], block_tokens: BLOCK_TOKENS as u32, threads };
     CpuBackend::new(Arc::clone(model), config).expect("memory for the blocks")
+}
+
+/// A step of slices that have one table each, with that table in all life cycles.
+fn step(backend: &CpuBackend, mut slices: Vec<Slice>) -> Step {
+    for slice in &mut slices {
+        slice.tables = vec![slice.tables[0].clone(); backend.bounds().pools.len()];
+    }
+    Step { slices, ..Step::default() }
 }
 
 /// Seconds of a step, and seconds that the calling thread was on a processor.
 fn run(backend: &mut CpuBackend, slices: Vec<Slice>) -> (f64, f64) {
-    let step = Step { slices };
+    let step = step(backend, slices);
     let mut out = Vec::new();
     let (begun, on_cpu) = (Instant::now(), on_cpu_s());
     backend.step(&step, &mut out).expect("a sound step");

@@ -3,11 +3,12 @@
 //! The first two say whether the third can be believed: where two threads reach less than 1.8 times one thread's
 //! multiply-adds, somebody else is at work.
 
-use crate::check::Bounds;
+use crate::check::{Bounds, PoolBounds};
 use crate::{Backend, StepError};
 use starling_core::ids::{AttemptKey, BlockId, TokenId};
+use starling_core::kv::cache::lifecycle::Retention;
 use starling_core::request::Sampling;
-use starling_core::step::{Sample, Slice, Step};
+use starling_core::step::{Sample, Slice, Step, Table};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -28,8 +29,8 @@ pub enum CalibrateError {
     NoRuns,
     #[error("a sequence of {wanted} tokens does not fit the context of the model ({context})")]
     Context { wanted: u32, context: u32 },
-    #[error("KV pool has {blocks} blocks, {wanted} are needed")]
-    Blocks { wanted: u32, blocks: u32 },
+    #[error("KV pool of life cycle {life_cycle} has {blocks} blocks, {wanted} are needed")]
+    Blocks { life_cycle: usize, wanted: u32, blocks: u32 },
     #[error(transparent)]
     Step(#[from] StepError),
 }
@@ -97,29 +98,23 @@ impl Calibration {
     /// # Errors
     /// No runs, or a model or a pool too small for them.
     pub fn new(runs: u32, bounds: Bounds) -> Result<Self, CalibrateError> {
-        let needed = Self { runs, bounds };
-        let (tokens, blocks) = (needed.tokens_each(), Self::blocks_needed(runs, bounds.block_tokens));
+        let (tokens, wanted) = (tokens_each(runs), Self::blocks_needed(runs, bounds.block_tokens));
         if runs == 0 {
             return Err(CalibrateError::NoRuns);
         }
         if tokens > bounds.context {
             return Err(CalibrateError::Context { wanted: tokens, context: bounds.context });
         }
-        if blocks > bounds.blocks {
-            return Err(CalibrateError::Blocks { wanted: blocks, blocks: bounds.blocks });
+        if let Some(life_cycle) = bounds.pools.iter().position(|pool| pool.blocks < wanted) {
+            return Err(CalibrateError::Blocks { life_cycle, wanted, blocks: bounds.pools[life_cycle].blocks });
         }
-        Ok(needed)
+        Ok(Self { runs, bounds })
     }
 
-    /// KV blocks of a rank that can be measured.
+    /// KV blocks, in each life cycle, of a rank that can be measured: a prompt is one chunk, which needs all of them.
     pub fn blocks_needed(runs: u32, block_tokens: u32) -> u32 {
         let most = BATCHES.iter().max().map_or(0, |batch| *batch as u32);
-        let tokens = CONTEXT.saturating_add(runs.saturating_mul(DECODES_PER_RUN));
-        most.saturating_mul(tokens.div_ceil(block_tokens.max(1)))
-    }
-
-    fn tokens_each(&self) -> u32 {
-        CONTEXT.saturating_add(self.runs.saturating_mul(DECODES_PER_RUN))
+        most.saturating_mul(tokens_each(runs).div_ceil(block_tokens.max(1)))
     }
 
     /// Runs the steps; `done` is called after each.
@@ -129,7 +124,7 @@ impl Calibration {
     pub fn measure(&self, backend: &mut dyn Backend, mut done: impl FnMut()) -> Result<StepTimes, CalibrateError> {
         let mut out = Vec::new();
         let mut run = |slices| -> Result<f64, StepError> {
-            let step = Step { slices };
+            let step = Step { slices, ..Step::default() };
             out.clear();
             let begun = Instant::now();
             backend.step(&step, &mut out)?;
@@ -163,16 +158,25 @@ impl Calibration {
 
     fn slice(&self, tokens: &[TokenId], start: u32, sequence: usize) -> Slice {
         let end = start + tokens.len() as u32;
-        let blocks_each = self.tokens_each().div_ceil(self.bounds.block_tokens);
+        let blocks_each = tokens_each(self.runs).div_ceil(self.bounds.block_tokens);
         let first = sequence as u32 * blocks_each;
+        let table = |pool: &PoolBounds| {
+            let count = if pool.retention == Retention::State { 1 } else { end.div_ceil(self.bounds.block_tokens) };
+            Table::whole((first..first + count).map(BlockId).collect())
+        };
         Slice {
             attempt: AttemptKey::default(),
             tokens: tokens.iter().map(|token| token % self.bounds.vocabulary).collect(),
             start,
-            blocks: (first..first + end.div_ceil(self.bounds.block_tokens)).map(BlockId).collect(),
+            tables: self.bounds.pools.iter().map(table).collect(),
             sample: Some(Sample::new(Sampling::default(), end)),
         }
     }
+}
+
+/// Tokens that a sequence has in the end.
+fn tokens_each(runs: u32) -> u32 {
+    CONTEXT.saturating_add(runs.saturating_mul(DECODES_PER_RUN))
 }
 
 /// The middle one; the upper of two.

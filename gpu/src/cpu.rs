@@ -1,6 +1,6 @@
 //! The engine `cpu`: results depend on a sequence alone, in either arithmetic.
 
-use crate::check::{Bounds, Checker};
+use crate::check::{Bounds, Checker, PoolBounds};
 use crate::isa::Isa;
 use crate::kernels;
 use crate::linear::Matrix;
@@ -9,12 +9,14 @@ use crate::sampling::{NotFinite, Sampler};
 use crate::team::Team;
 use crate::weights::Inputs;
 use crate::{Backend, StepError};
-use attention::{Mixing, Pool};
+use attention::Mixing;
+use pool::Pool;
 use starling_core::step::{Draw, Sampled, Step};
 use std::sync::Arc;
 use times::Clock;
 
 mod attention;
+mod pool;
 #[cfg(test)]
 mod tests;
 mod times;
@@ -27,9 +29,10 @@ const THREADS_MAX: usize = 1024;
 const ROWS_AT_ONCE: usize = 8;
 
 /// The size of one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
-    pub blocks: u32,
+    /// For each life cycle of the model (`ModelConfig::life_cycles`).
+    pub blocks: Vec<u32>,
     pub block_tokens: u32,
     /// Threads that compute, the caller's among them.
     pub threads: usize,
@@ -40,10 +43,12 @@ pub struct CpuConfig {
 pub enum CpuError {
     #[error("a rank needs 1 to {THREADS_MAX} threads, not {threads}")]
     BadThreads { threads: usize },
-    #[error("a rank needs at least one KV block of one token (blocks {blocks}, block tokens {block_tokens})")]
-    NoBlocks { blocks: u32, block_tokens: u32 },
-    #[error("a pool of {blocks} KV blocks of {block_bytes} bytes does not fit the address space")]
-    PoolTooLarge { blocks: u32, block_bytes: u64 },
+    #[error("a rank needs KV blocks for each of {life_cycles} life cycles (blocks {blocks:?})")]
+    LifeCycles { life_cycles: usize, blocks: Vec<u32> },
+    #[error("a rank needs at least one KV block of one token (blocks {blocks:?}, block tokens {block_tokens})")]
+    NoBlocks { blocks: Vec<u32>, block_tokens: u32 },
+    #[error("life cycle {life_cycle}: {blocks} KV blocks of {block_bytes} bytes do not fit the address space")]
+    PoolTooLarge { life_cycle: usize, blocks: u32, block_bytes: u64 },
     #[error("cannot start {threads} threads: {source}")]
     Threads { threads: usize, source: std::io::Error },
 }
@@ -87,14 +92,19 @@ impl CpuBackend {
         if !(1..=THREADS_MAX).contains(&threads) {
             return Err(CpuError::BadThreads { threads });
         }
-        if blocks == 0 || block_tokens == 0 {
+        if block_tokens == 0 || blocks.contains(&0) {
             return Err(CpuError::NoBlocks { blocks, block_tokens });
         }
         let (sizes, arithmetic) = (model.config(), model.arithmetic());
-        let pool = Pool::new(arithmetic, sizes.block_shape(block_tokens), (sizes.layers.len(), blocks as usize))
-            .ok_or_else(|| CpuError::PoolTooLarge { blocks, block_bytes: model.block_bytes(block_tokens) })?;
+        let life_cycles = sizes.life_cycles(arithmetic, block_tokens);
+        if blocks.len() != life_cycles.len() {
+            return Err(CpuError::LifeCycles { life_cycles: life_cycles.len(), blocks });
+        }
+        let pool = Pool::new(&model, &life_cycles, (&blocks, block_tokens))?;
         let team = Team::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
-        let bounds = Bounds { blocks, block_tokens, vocabulary: sizes.vocabulary, context: sizes.context };
+        let retentions = life_cycles.iter().map(|group| group.life_cycle.retention);
+        let pools = retentions.zip(blocks).map(|(retention, blocks)| PoolBounds { retention, blocks }).collect();
+        let bounds = Bounds { pools, block_tokens, vocabulary: sizes.vocabulary, context: sizes.context };
         let inputs = || Inputs::new(arithmetic);
         let scratch = Scratch {
             x: Matrix::default(),
@@ -166,6 +176,7 @@ impl CpuBackend {
     fn forward(&mut self, step: &Step) -> Result<(), StepError> {
         self.checker.check(step, &self.bounds)?;
         self.clock.begin();
+        step.copies.iter().for_each(|copy| self.pool.copy(copy));
         let model = Arc::clone(&self.model);
         self.lay_out(step, &model);
         let mut next = model.layers.iter().skip(1).map(|layer| &*layer.attention_norm);

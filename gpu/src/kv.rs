@@ -1,8 +1,11 @@
 //! The memory of KV blocks.
 
 use starling_core::ids::BlockId;
+use starling_core::step::Table;
 
 pub mod halves;
+#[cfg(test)]
+mod tests;
 
 /// How keys and values of one model lie in a block.
 ///
@@ -34,7 +37,30 @@ impl BlockShape {
     }
 }
 
-/// One rank's KV blocks.
+/// A table as kernels read it: where its ordinals are in its list is worked out once.
+#[derive(Clone, Copy)]
+struct Blocks<'a> {
+    blocks: &'a [BlockId],
+    /// Ordinals before those that are out of the window, and how many of these there are.
+    kept: usize,
+    out: usize,
+}
+
+impl<'a> Blocks<'a> {
+    fn of(table: &'a Table) -> Self {
+        Self { blocks: &table.blocks, kept: table.out.start as usize, out: table.out.len() }
+    }
+
+    /// The block of a position. That it has one is what steps are checked for.
+    #[inline(always)]
+    fn block(&self, position: usize, block_tokens: usize) -> usize {
+        let ordinal = position / block_tokens;
+        let out = if ordinal < self.kept { 0 } else { self.out };
+        self.blocks[ordinal - out].0 as usize
+    }
+}
+
+/// The KV blocks of some layers of a rank, as many in each of them.
 ///
 /// The memory is zero and not touched until written, so that the system gives it when it is used.
 pub struct KvPool {
@@ -56,9 +82,9 @@ impl KvPool {
     }
 
     /// Stores one token's keys and values: a row of `kv_heads` heads each.
-    pub fn write(&mut self, layer: usize, table: &[BlockId], position: usize, (keys, values): (&[f32], &[f32])) {
+    pub fn write(&mut self, layer: usize, table: &Table, position: usize, (keys, values): (&[f32], &[f32])) {
         let BlockShape { head_dim, block_tokens, .. } = self.shape;
-        let block = table[position / block_tokens].0 as usize;
+        let block = Blocks::of(table).block(position, block_tokens);
         let (size, head_size) = (self.shape.block_numbers(), self.shape.head_numbers());
         let block = &mut self.layers[layer][block * size..][..size];
         let (key_heads, value_heads) = block.split_at_mut(size / 2);
@@ -70,9 +96,15 @@ impl KvPool {
         }
     }
 
+    /// Copies one block in all layers.
+    pub fn copy(&mut self, from: BlockId, to: BlockId) {
+        let (size, from, to) = (self.shape.block_numbers(), from.0 as usize, to.0 as usize);
+        self.layers.iter_mut().for_each(|layer| layer.copy_within(from * size..(from + 1) * size, to * size));
+    }
+
     /// What one head of a layer reads.
-    pub fn head<'a>(&'a self, layer: usize, kv_head: usize, table: &'a [BlockId]) -> KvHead<'a> {
-        KvHead { shape: self.shape, layer: &self.layers[layer], kv_head, table }
+    pub fn head<'a>(&'a self, layer: usize, kv_head: usize, table: &'a Table) -> KvHead<'a> {
+        KvHead { shape: self.shape, layer: &self.layers[layer], kv_head, blocks: Blocks::of(table) }
     }
 }
 
@@ -82,7 +114,7 @@ pub struct KvHead<'a> {
     shape: BlockShape,
     layer: &'a [f32],
     kv_head: usize,
-    table: &'a [BlockId],
+    blocks: Blocks<'a>,
 }
 
 impl<'a> KvHead<'a> {
@@ -95,7 +127,7 @@ impl<'a> KvHead<'a> {
     pub fn run(&self, from: usize, to: usize) -> (&'a [f32], &'a [f32]) {
         let BlockShape { head_dim, block_tokens, .. } = self.shape;
         let (size, head_size) = (self.shape.block_numbers(), self.shape.head_numbers());
-        let block = self.table[from / block_tokens].0 as usize;
+        let block = self.blocks.block(from, block_tokens);
         let first = from % block_tokens;
         let count = (to - from).min(block_tokens - first);
         let keys = block * size + self.kv_head * head_size + first * head_dim;

@@ -23,17 +23,22 @@ mod int8;
 mod kernels;
 mod linear;
 
+use check::{BadCopy, BadTable};
 use starling_core::step::{Sampled, Step};
 
 /// Why a step failed. The rank's KV is not to be trusted afterwards.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    #[error("step names block {block}, the pool has {blocks}")]
-    BlockOutOfRange { block: u32, blocks: u32 },
+    #[error("copy {copy}, of life cycle {life_cycle}, cannot be made: {why}")]
+    BadCopy { copy: usize, life_cycle: u8, why: BadCopy },
     #[error("step names token {token}, the vocabulary has {vocabulary}")]
     TokenOutOfRange { token: u32, vocabulary: u32 },
     #[error("slice {slice} is malformed: {what}")]
     BadSlice { slice: usize, what: &'static str },
+    #[error("slice {slice} has {tables} tables, there are {life_cycles} life cycles")]
+    TableCount { slice: usize, tables: usize, life_cycles: usize },
+    #[error("slice {slice} has a malformed table for life cycle {life_cycle}: {why}")]
+    BadTable { slice: usize, life_cycle: usize, why: BadTable },
     #[error("logits of slice {slice} are not finite")]
     NotFinite { slice: usize },
 }

@@ -1,9 +1,7 @@
 //! How far int8 is from exact on a text: perplexity, and log-probabilities of the likeliest tokens.
 
-use super::{BLOCK_TOKENS, backend, load};
-use starling_core::ids::{AttemptKey, BlockId, TokenId};
-use starling_core::request::Sampling;
-use starling_core::step::{Sample, Slice, Step};
+use super::{backend, load, slice, step};
+use starling_core::ids::TokenId;
 use starling_gpu::cpu::CpuBackend;
 use starling_gpu::llama::Model;
 use starling_gpu::source::Source;
@@ -45,20 +43,13 @@ fn tokens(source: &Source) -> Option<Vec<TokenId>> {
 fn log_probs(backend: &mut CpuBackend, tokens: &[TokenId]) -> Vec<Vec<f32>> {
     let mut out = Vec::new();
     for (start, token) in tokens[..tokens.len() - 1].iter().enumerate() {
-        let position = start as u32 + 1;
-        let slice = Slice {
-            attempt: AttemptKey::default(),
-            tokens: vec![*token],
-            start: start as u32,
-            blocks: (0..(start as u32 + 1).div_ceil(BLOCK_TOKENS as u32)).map(BlockId).collect(),
-            sample: Some(Sample::new(Sampling::default(), position)),
-        };
+        let step = step(backend, vec![slice(&[*token], start, (0, 0))]);
         let each = |_: usize, logits: &[f32]| {
             let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let sum: f64 = logits.iter().map(|logit| f64::from(logit - peak).exp()).sum();
             out.push(logits.iter().map(|logit| (f64::from(logit - peak) - sum.ln()) as f32).collect());
         };
-        backend.logits_of(&Step { slices: vec![slice] }, each).expect("a sound step");
+        backend.logits_of(&step, each).expect("a sound step");
     }
     out
 }

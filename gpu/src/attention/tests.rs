@@ -1,6 +1,7 @@
 use super::*;
 use crate::kv::{BlockShape, KvPool};
 use starling_core::ids::BlockId;
+use starling_core::step::Table;
 
 fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7919 + seed * 104_729) % 2003) as f32 / 700.0 - 1.4).collect()
@@ -34,7 +35,7 @@ impl Sequence {
     fn attended(&self, block_tokens: usize, chunk: usize) -> Vec<Vec<f32>> {
         let (tokens, width) = (self.queries.len(), GROUP * self.head_dim);
         let blocks = tokens.div_ceil(block_tokens) as u32;
-        let table: Vec<_> = (0..blocks).map(|i| BlockId((i * 7 + 3) % 211)).collect();
+        let table = Table::whole((0..blocks).map(|i| BlockId((i * 7 + 3) % 211)).collect());
         let shape = BlockShape { kv_heads: KV_HEADS, head_dim: self.head_dim, block_tokens };
         let mut pool = KvPool::new(shape, 2, 211).unwrap();
         for position in 0..tokens {
@@ -117,7 +118,7 @@ fn wide_vectors_give_the_bits_of_narrow_ones() {
     let sequence = Sequence::new(64, 64);
     let shape = BlockShape { kv_heads: KV_HEADS, head_dim: 64, block_tokens: 64 };
     let mut pool = KvPool::new(shape, 1, 1).unwrap();
-    let table = [BlockId(0)];
+    let table = Table::whole(vec![BlockId(0)]);
     for position in 0..64 {
         pool.write(0, &table, position, (&sequence.keys[position], &sequence.values[position]));
     }

@@ -1,8 +1,13 @@
 use super::*;
 use crate::check::Checker;
 use starling_core::step::Sampled;
+use std::num::NonZeroU32;
 
-const BOUNDS: Bounds = Bounds { blocks: 16 * 33, block_tokens: 16, vocabulary: 100, context: 1024 };
+fn bounds() -> Bounds {
+    let window = Retention::Window { tokens: NonZeroU32::MIN, sink_blocks: 0 };
+    let pools = [Retention::Full, window, Retention::State].map(|retention| PoolBounds { retention, blocks: 16 * 33 });
+    Bounds { pools: pools.to_vec(), block_tokens: 16, vocabulary: 100, context: 1024 }
+}
 
 /// Checks each step as every backend does, and keeps how many slices and tokens it had.
 #[derive(Default)]
@@ -14,7 +19,7 @@ struct Recorder {
 
 impl Backend for Recorder {
     fn step(&mut self, step: &Step, _: &mut Vec<Sampled>) -> Result<(), StepError> {
-        self.checker.check(step, &BOUNDS)?;
+        self.checker.check(step, &bounds())?;
         self.steps.push((step.slices.len(), step.tokens()));
         self.positions.extend(step.slices.iter().map(|slice| slice.start));
         Ok(())
@@ -23,7 +28,7 @@ impl Backend for Recorder {
 
 #[test]
 fn measures_the_steps_that_it_names_and_no_others() {
-    let calibration = Calibration::new(2, BOUNDS).unwrap();
+    let calibration = Calibration::new(2, bounds()).unwrap();
     let (mut backend, mut done) = (Recorder::default(), 0);
     calibration.measure(&mut backend, || done += 1).unwrap();
     let prefills = vec![(1, 512); 2 + 15];
@@ -36,13 +41,14 @@ fn measures_the_steps_that_it_names_and_no_others() {
 #[test]
 fn refuses_what_it_cannot_measure() {
     let wrong = |runs, bounds| Calibration::new(runs, bounds).err().unwrap().to_string();
-    assert_eq!(wrong(0, BOUNDS), "runs must be at least 1");
-    let short = Bounds { context: 519, ..BOUNDS };
+    assert_eq!(wrong(0, bounds()), "runs must be at least 1");
+    let short = Bounds { context: 519, ..bounds() };
     assert_eq!(wrong(2, short), "a sequence of 520 tokens does not fit the context of the model (519)");
-    let small = Bounds { blocks: 16 * 33 - 1, ..BOUNDS };
-    assert_eq!(wrong(2, small), "KV pool has 527 blocks, 528 are needed");
+    let mut small = bounds();
+    small.pools[1].blocks -= 1;
+    assert_eq!(wrong(2, small), "KV pool of life cycle 1 has 527 blocks, 528 are needed");
     assert_eq!(Calibration::blocks_needed(2, 16), 16 * 33);
-    assert!(wrong(u32::MAX, BOUNDS).contains("does not fit"));
+    assert!(wrong(u32::MAX, bounds()).contains("does not fit"));
 }
 
 #[test]

@@ -1,15 +1,16 @@
 //! The attention of a step: its KV, and how the work is cut into parts.
 
 use super::ROWS_AT_ONCE;
+use super::pool::{Home, Memory, Pool};
 use crate::attention::paged::{self, Queries};
 use crate::attention::{self, Places, Tile};
 use crate::isa::Isa;
+use crate::kv::KvPool;
 use crate::kv::halves::HalfPool;
-use crate::kv::{BlockShape, KvPool};
 use crate::linear::Matrix;
 use crate::llama::ModelConfig;
 use crate::team::{Split, Team};
-use crate::weights::{Arithmetic, Inputs};
+use crate::weights::Inputs;
 use starling_core::step::Step;
 use std::ops::Range;
 
@@ -19,22 +20,6 @@ const TILE_ROWS: usize = 16;
 const FEW_ROWS: usize = 4;
 /// Parts for each thread below which larger tiles are cut too.
 const PARTS_PER_THREAD: usize = 8;
-
-/// One rank's KV blocks.
-pub(super) enum Pool {
-    Exact(KvPool),
-    Int8(HalfPool),
-}
-
-impl Pool {
-    /// `None` if so much memory cannot be addressed.
-    pub fn new(arithmetic: Arithmetic, shape: BlockShape, (layers, blocks): (usize, usize)) -> Option<Self> {
-        match arithmetic {
-            Arithmetic::Exact => KvPool::new(shape, layers, blocks).map(Self::Exact),
-            Arithmetic::Int8 => HalfPool::new(shape, layers, blocks).map(Self::Int8),
-        }
-    }
-}
 
 /// Consecutive rows of one slice.
 struct SliceTile {
@@ -112,8 +97,9 @@ impl Mixing {
             prepare(row, numbers);
             numbers
         };
-        match pool {
-            Pool::Exact(pool) => {
+        let Home { life_cycle, index, .. } = pool.home(layer);
+        match &mut pool.memory {
+            Memory::Exact(pools) => {
                 team.run_rows(rows, ROWS_AT_ONCE, |rows| {
                     for row in rows {
                         prepared(row);
@@ -121,17 +107,18 @@ impl Mixing {
                 });
                 for (row, &(slice, position)) in self.rows.iter().enumerate() {
                     let (keys, values) = qkv.row(row)[q_width..].split_at(kv_width);
-                    pool.write(layer, &step.slices[slice].blocks, position, (keys, values));
+                    let table = &step.slices[slice].tables[life_cycle];
+                    pools[life_cycle].write(index, table, position, (keys, values));
                 }
             }
-            Pool::Int8(pool) => {
-                let writer = pool.writer(layer);
+            Memory::Int8(pools) => {
+                let writer = pools[life_cycle].writer(index);
                 team.run_rows(rows, ROWS_AT_ONCE, |rows| {
                     for row in rows {
                         let (slice, position) = self.rows[row];
                         let (keys, values) = prepared(row)[q_width..].split_at(kv_width);
                         // SAFETY: slices write different blocks, as the step was checked for.
-                        unsafe { writer.put(&step.slices[slice].blocks, position, (keys, values)) };
+                        unsafe { writer.put(&step.slices[slice].tables[life_cycle], position, (keys, values)) };
                     }
                 });
             }
@@ -146,16 +133,21 @@ impl Mixing {
         (sizes, isa): (&ModelConfig, Isa),
         (qkv, mixed): (&Matrix, &mut Inputs),
     ) {
-        match pool {
-            Pool::Exact(pool) => self.attend_exact(team, (pool, step, layer), sizes, (qkv, mixed)),
-            Pool::Int8(pool) => self.attend_halves(team, (pool, step, layer), (sizes, isa), (qkv, mixed)),
+        let home = pool.home(layer);
+        match &pool.memory {
+            Memory::Exact(pools) => {
+                self.attend_exact(team, (&pools[home.life_cycle], step, home), sizes, (qkv, mixed));
+            }
+            Memory::Int8(pools) => {
+                self.attend_halves(team, (&pools[home.life_cycle], step, home), (sizes, isa), (qkv, mixed));
+            }
         }
     }
 
     fn attend_exact(
         &self,
         team: &mut Team,
-        (pool, step, layer): (&KvPool, &Step, usize),
+        (pool, step, home): (&KvPool, &Step, Home),
         sizes: &ModelConfig,
         (qkv, mixed): (&Matrix, &mut Inputs),
     ) {
@@ -164,11 +156,11 @@ impl Mixing {
         team.run(self.tiles.len() * sizes.kv_heads, |part| {
             // Long contexts cost most, and they tend to stand first: kv heads of one tile run one after the other.
             let (tile, kv_head) = (&self.tiles[part / sizes.kv_heads], part % sizes.kv_heads);
-            let table = &step.slices[tile.slice].blocks;
+            let table = &step.slices[tile.slice].tables[home.life_cycle];
             let column = kv_head * group * sizes.head_dim;
             let queries = Tile {
                 scale: sizes.score_scale,
-                window: sizes.layers[layer].window,
+                window: sizes.layers[home.layer].window,
                 start: tile.position,
                 rows: tile.rows,
                 group,
@@ -178,18 +170,18 @@ impl Mixing {
             let (start, width) = (tile.row * stride + column, group * sizes.head_dim);
             // SAFETY: no other part has these rows and this kv head.
             let mut places = unsafe { Places::new(filler.numbers(), start, stride, width) };
-            attention::attend(pool.head(layer, kv_head, table), &queries, &mut places);
+            attention::attend(pool.head(home.index, kv_head, table), &queries, &mut places);
         });
     }
 
     fn attend_halves(
         &mut self,
         team: &mut Team,
-        (pool, step, layer): (&HalfPool, &Step, usize),
+        (pool, step, home): (&HalfPool, &Step, Home),
         (sizes, isa): (&ModelConfig, Isa),
         (qkv, mixed): (&Matrix, &mut Inputs),
     ) {
-        let window = sizes.layers[layer].window;
+        let window = sizes.layers[home.layer].window;
         let (head_dim, group) = (sizes.head_dim, sizes.heads / sizes.kv_heads);
         let cut = self.cut(team.threads(), window, sizes);
         let Self { tiles, cuts, results, .. } = self;
@@ -214,7 +206,8 @@ impl Mixing {
         let attend = |unit: &Unit| {
             let tile = &tiles[unit.tile];
             let queries = queries_of(tile, unit.kv_head);
-            let kv = pool.head(layer, unit.kv_head, &step.slices[tile.slice].blocks);
+            let table = &step.slices[tile.slice].tables[home.life_cycle];
+            let kv = pool.head(home.index, unit.kv_head, table);
             let numbers = queries.result_numbers(head_dim);
             // SAFETY: results of units do not overlap.
             let mut result = paged::Result::new(unsafe { results.part(unit.start..unit.start + numbers) }, head_dim);

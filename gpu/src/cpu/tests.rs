@@ -4,12 +4,13 @@ use crate::testing::{TinyModel, reference};
 use crate::weights::Arithmetic;
 use starling_core::ids::{AttemptKey, BlockId, TokenId};
 use starling_core::request::Sampling;
-use starling_core::step::{Sample, Slice};
+use starling_core::step::{Sample, Slice, Table};
 
 mod drafts;
 mod families;
 mod int8;
 mod sequences;
+mod windows;
 
 const BLOCK_TOKENS: u32 = 8;
 const BLOCKS: u32 = 512;
@@ -18,7 +19,13 @@ const BLOCKS: u32 = 512;
 type Bits = Vec<u32>;
 
 fn backend(model: &Arc<Model>, threads: usize) -> CpuBackend {
-    CpuBackend::new(Arc::clone(model), CpuConfig { blocks: BLOCKS, block_tokens: BLOCK_TOKENS, threads }).unwrap()
+    sized(model, (BLOCKS, BLOCK_TOKENS), threads)
+}
+
+/// A rank with as many blocks in each life cycle.
+fn sized(model: &Arc<Model>, (blocks, block_tokens): (u32, u32), threads: usize) -> CpuBackend {
+    let life_cycles = model.config().life_cycles(model.arithmetic(), block_tokens).len();
+    CpuBackend::new(Arc::clone(model), CpuConfig { blocks: vec![blocks; life_cycles], block_tokens, threads }).unwrap()
 }
 
 fn tiny(seed: u64, tied: bool) -> (TinyModel, Arc<Model>) {
@@ -39,21 +46,35 @@ fn table(first: u32, tokens: usize) -> Vec<BlockId> {
     (0..blocks).map(|i| BlockId((first + (blocks - i) * 17) % BLOCKS)).collect()
 }
 
+/// A slice with one table: for a model of several life cycles, `step` gives it the others.
 fn slice(tokens: &[TokenId], start: usize, end: usize, blocks: &[BlockId]) -> Slice {
     let sample = Sample::new(Sampling::default(), end as u32);
     Slice {
         attempt: AttemptKey::default(),
         tokens: tokens[start..end].to_vec(),
         start: start as u32,
-        blocks: blocks.to_vec(),
+        tables: vec![Table::whole(blocks.to_vec())],
         sample: Some(sample),
     }
 }
 
+/// A step of slices that have the same blocks in all life cycles.
+fn step(backend: &CpuBackend, mut slices: Vec<Slice>) -> Step {
+    for slice in &mut slices {
+        slice.tables = vec![slice.tables[0].clone(); backend.bounds().pools.len()];
+    }
+    Step { slices, ..Step::default() }
+}
+
 fn run(backend: &mut CpuBackend, slices: Vec<Slice>) -> Vec<Bits> {
+    let step = step(backend, slices);
+    logits(backend, &step)
+}
+
+fn logits(backend: &mut CpuBackend, step: &Step) -> Vec<Bits> {
     let mut out = Vec::new();
     let keep = |_: usize, logits: &[f32]| out.push(logits.iter().map(|l| l.to_bits()).collect());
-    backend.logits_of(&Step { slices }, keep).unwrap();
+    backend.logits_of(step, keep).unwrap();
     out
 }
 
@@ -175,7 +196,7 @@ fn a_step_samples_for_the_slices_that_ask_in_their_order() {
         sequences.iter().zip(&tables).map(|(tokens, table)| slice(tokens, 0, 10, table)).collect();
     slices[1].sample = None;
     let mut out = Vec::new();
-    backend.step(&Step { slices }, &mut out).unwrap();
+    backend.step(&Step { slices, ..Step::default() }, &mut out).unwrap();
     let found: Vec<(u32, TokenId)> = out.iter().map(|s| (s.slice, s.drawn.token)).collect();
     assert_eq!(found, [(0, greedy[0]), (2, greedy[2])]);
     assert!(out.iter().all(|s| s.drawn.logprob.is_finite() && s.drawn.logprob < 0.0));
@@ -188,19 +209,24 @@ fn a_malformed_step_is_refused_and_the_next_one_runs() {
     let tokens = tokens(10, 1, 0, model.config().vocabulary);
     let right = alone(&mut backend, &tokens);
     let mut bad = slice(&tokens, 0, 10, &table(0, 10));
-    bad.blocks[0] = BlockId(BLOCKS);
-    let refused = backend.step(&Step { slices: vec![bad] }, &mut Vec::new());
-    assert!(matches!(refused, Err(StepError::BlockOutOfRange { block: BLOCKS, blocks: BLOCKS })), "{refused:?}");
+    bad.tables[0].blocks[0] = BlockId(BLOCKS);
+    let bad = step(&backend, vec![bad]);
+    let refused = backend.step(&bad, &mut Vec::new()).unwrap_err().to_string();
+    assert!(refused.ends_with("it names block 512, the pool has 512"), "{refused}");
     assert!(alone(&mut backend, &tokens) == right);
 }
 
 #[test]
 fn sizes_that_cannot_be_are_refused() {
     let (_, model) = tiny(1, false);
-    let of = |blocks, block_tokens, threads| {
+    let of = |blocks: &[u32], block_tokens, threads| {
+        let blocks = blocks.to_vec();
         CpuBackend::new(Arc::clone(&model), CpuConfig { blocks, block_tokens, threads }).err().unwrap().to_string()
     };
-    assert_eq!(of(1, 8, 0), "a rank needs 1 to 1024 threads, not 0");
-    assert!(of(0, 8, 1).contains("(blocks 0, block tokens 8)"));
-    assert!(of(u32::MAX, u32::MAX, 1).contains("does not fit the address space"));
+    assert_eq!(of(&[1], 8, 0), "a rank needs 1 to 1024 threads, not 0");
+    assert!(of(&[0], 8, 1).contains("(blocks [0], block tokens 8)"));
+    assert!(of(&[1], 0, 1).contains("(blocks [1], block tokens 0)"));
+    assert!(of(&[u32::MAX], u32::MAX, 1).contains("do not fit the address space"));
+    assert_eq!(of(&[3, 4], 8, 1), "a rank needs KV blocks for each of 1 life cycles (blocks [3, 4])");
+    assert!(of(&[], 8, 1).contains("(blocks [])"));
 }

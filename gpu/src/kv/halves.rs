@@ -1,13 +1,14 @@
 //! KV blocks of f16, as the int8 mode has them.
 
-use super::BlockShape;
+use super::{BlockShape, Blocks};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use memmap2::MmapMut;
 use starling_core::ids::BlockId;
+use starling_core::step::Table;
 use std::marker::PhantomData;
 
-/// One rank's KV blocks.
+/// The KV blocks of some layers of a rank, as many in each of them.
 ///
 /// # Shape
 /// A layer's memory is `[blocks][kv_heads][2][block_tokens * head_dim]`, the 2 being keys and values. Keys lie with the
@@ -34,6 +35,12 @@ impl Numbers {
         Some(Self(memory))
     }
 
+    fn as_mut_slice(&mut self) -> &mut [u16] {
+        let count = self.0.len() / size_of::<u16>();
+        // SAFETY: as in `as_slice`.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), count) }
+    }
+
     fn as_slice(&self) -> &[u16] {
         // SAFETY: the mapping begins at a page, is as long as `count` numbers, and any bits are a number.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() / size_of::<u16>()) }
@@ -49,9 +56,16 @@ impl HalfPool {
         Some(Self { shape, layers })
     }
 
+    /// Copies one block in all layers.
+    pub fn copy(&mut self, from: BlockId, to: BlockId) {
+        let (size, from, to) = (self.shape.block_numbers(), from.0 as usize, to.0 as usize);
+        let of_block = from * size..(from + 1) * size;
+        self.layers.iter_mut().for_each(|layer| layer.as_mut_slice().copy_within(of_block.clone(), to * size));
+    }
+
     /// What one head of a layer reads.
-    pub fn head<'a>(&'a self, layer: usize, kv_head: usize, table: &'a [BlockId]) -> HalfHead<'a> {
-        HalfHead { shape: self.shape, layer: self.layers[layer].as_slice(), kv_head, table }
+    pub fn head<'a>(&'a self, layer: usize, kv_head: usize, table: &'a Table) -> HalfHead<'a> {
+        HalfHead { shape: self.shape, layer: self.layers[layer].as_slice(), kv_head, blocks: Blocks::of(table) }
     }
 
     /// For parts that write different tokens of a layer.
@@ -78,10 +92,10 @@ impl HalfWriter<'_> {
     ///
     /// # Safety
     /// Nobody else writes this position of this table's blocks meanwhile.
-    pub unsafe fn put(&self, table: &[BlockId], position: usize, (keys, values): (&[f32], &[f32])) {
+    pub unsafe fn put(&self, table: &Table, position: usize, (keys, values): (&[f32], &[f32])) {
         let BlockShape { kv_heads, head_dim, block_tokens } = self.shape;
         assert!(keys.len() == kv_heads * head_dim && values.len() == keys.len(), "{} numbers", keys.len());
-        let block = table[position / block_tokens].0 as usize * self.shape.block_numbers();
+        let block = Blocks::of(table).block(position, block_tokens) * self.shape.block_numbers();
         let (size, token) = (self.shape.head_numbers(), position % block_tokens);
         assert!(block + self.shape.block_numbers() <= self.length, "a block of the pool");
         let mut halves = [f16::ZERO; STRETCH];
@@ -117,7 +131,7 @@ pub struct HalfHead<'a> {
     shape: BlockShape,
     layer: &'a [u16],
     kv_head: usize,
-    table: &'a [BlockId],
+    blocks: Blocks<'a>,
 }
 
 impl<'a> HalfHead<'a> {
@@ -163,7 +177,7 @@ impl<'a> HalfHead<'a> {
     }
 
     fn start(&self, position: usize) -> usize {
-        let block = self.table[position / self.shape.block_tokens].0 as usize;
+        let block = self.blocks.block(position, self.shape.block_tokens);
         block * self.shape.block_numbers() + 2 * self.kv_head * self.shape.head_numbers()
     }
 }

@@ -1,11 +1,18 @@
 use super::*;
+use crate::check::PoolBounds;
 use starling_core::ids::{AttemptKey, BlockId};
-use starling_core::step::Sample;
+use starling_core::kv::cache::lifecycle::Retention;
+use starling_core::step::{BlockCopy, Sample, Table};
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
+
+fn pool(retention: Retention) -> PoolBounds {
+    PoolBounds { retention, blocks: 64 }
+}
 
 fn config() -> TimedConfig {
     TimedConfig {
-        bounds: Bounds { blocks: 64, block_tokens: 16, vocabulary: 50, context: 512 },
+        bounds: Bounds { pools: vec![pool(Retention::Full)], block_tokens: 16, vocabulary: 50, context: 512 },
         prefill_per_token: Duration::from_micros(10),
         decode_per_step: Duration::from_millis(2),
         decode_per_sequence: Duration::from_micros(100),
@@ -20,14 +27,14 @@ fn slice(tokens: &[TokenId], start: usize, first_block: u32) -> Slice {
         attempt: AttemptKey::default(),
         tokens: tokens[start..].to_vec(),
         start: start as u32,
-        blocks: (first_block..first_block + blocks).map(BlockId).collect(),
+        tables: vec![Table::whole((first_block..first_block + blocks).map(BlockId).collect())],
         sample: Some(Sample::new(Default::default(), tokens.len() as u32)),
     }
 }
 
 fn next(backend: &mut TimedBackend, slices: Vec<Slice>) -> Vec<TokenId> {
     let mut out = Vec::new();
-    backend.step(&Step { slices }, &mut out).unwrap();
+    backend.step(&Step { slices, ..Step::default() }, &mut out).unwrap();
     out.iter().map(|sampled| sampled.drawn.token).collect()
 }
 
@@ -90,7 +97,7 @@ fn malformed_steps_are_refused_before_any_time_passes() {
     let mut backend = TimedBackend::with_wait(config(), |_| panic!("waited")).unwrap();
     let bad = slice(&[50; 3], 0, 0);
     assert!(matches!(
-        backend.step(&Step { slices: vec![bad] }, &mut Vec::new()),
+        backend.step(&Step { slices: vec![bad], ..Step::default() }, &mut Vec::new()),
         Err(StepError::TokenOutOfRange { token: 50, vocabulary: 50 })
     ));
 }
@@ -118,8 +125,27 @@ fn all_tokens_are_as_probable_as_each_other_and_the_first_are_told() {
     let mut one = slice(&[5, 6], 0, 0);
     one.sample.as_mut().unwrap().sampling.top_logprobs = 3;
     let mut out = Vec::new();
-    backend.step(&Step { slices: vec![one] }, &mut out).unwrap();
+    backend.step(&Step { slices: vec![one], ..Step::default() }, &mut out).unwrap();
     let logprob = -(46_f32).ln();
     assert_eq!(out[0].drawn.logprob, logprob);
     assert_eq!(out[0].drawn.top, [(3, logprob), (4, logprob), (5, logprob)]);
+}
+
+#[test]
+fn life_cycles_of_any_kind_are_served_and_checked() {
+    let window = Retention::Window { tokens: NonZeroU32::new(20).unwrap(), sink_blocks: 1 };
+    let pools = [Retention::Full, window, Retention::State].map(pool).to_vec();
+    let config = TimedConfig { bounds: Bounds { pools, ..config().bounds }, ..config() };
+    let mut backend = TimedBackend::with_wait(config, |_| {}).unwrap();
+    let mut one = slice(&[5; 100], 99, 0);
+    let blocks = |blocks: &[u32]| blocks.iter().map(|&block| BlockId(block)).collect();
+    one.tables.push(Table { out: 1..5, blocks: blocks(&[9, 3, 4]) });
+    one.tables.push(Table::whole(blocks(&[63])));
+    let copies = vec![BlockCopy { life_cycle: 2, from: BlockId(1), to: BlockId(63) }];
+    let mut step = Step { copies, slices: vec![one] };
+    let mut out = Vec::new();
+    backend.step(&step, &mut out).unwrap();
+    assert_eq!(out.len(), 1);
+    step.copies[0].life_cycle = 3;
+    assert!(matches!(backend.step(&step, &mut out), Err(StepError::BadCopy { copy: 0, life_cycle: 3, .. })));
 }

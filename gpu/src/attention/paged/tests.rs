@@ -3,6 +3,7 @@ use crate::kv::BlockShape;
 use crate::kv::halves::HalfPool;
 use half::f16;
 use starling_core::ids::BlockId;
+use starling_core::step::Table;
 
 fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7919 + seed * 104_729) % 2003) as f32 / 700.0 - 1.4).collect()
@@ -48,10 +49,11 @@ impl Sequence {
         let How { isa, block_tokens, chunk, tile } = how;
         let (tokens, width, head_dim) = (self.queries.len(), self.group * self.head_dim, self.head_dim);
         let blocks = tokens.div_ceil(block_tokens) as u32;
-        let mut table: Vec<_> = (0..blocks).map(|i| BlockId((i * 7 + 3) % POOL)).collect();
+        let all: Vec<_> = (0..blocks).map(|i| BlockId((i * 7 + 3) % POOL)).collect();
+        let mut table = Table::whole(all.clone());
         let shape = BlockShape { kv_heads: KV_HEADS, head_dim, block_tokens };
         let mut pool = HalfPool::new(shape, 2, POOL as usize).unwrap();
-        let garbage: Vec<BlockId> = (0..POOL).map(BlockId).collect();
+        let garbage = Table::whole((0..POOL).map(BlockId).collect());
         let nan = vec![f32::NAN; KV_HEADS * head_dim];
         for position in 0..POOL as usize * block_tokens {
             // SAFETY: one position after the other.
@@ -67,8 +69,8 @@ impl Sequence {
             }
             if let Some(window) = self.window {
                 // Blocks before the window belong to nobody.
-                let kept = (start + 1).saturating_sub(window) / block_tokens;
-                table[..kept].fill(BlockId(u32::MAX));
+                let out = (start + 1).saturating_sub(window) / block_tokens;
+                table = Table { out: 0..out as u32, blocks: all[out..].to_vec() };
             }
             for start in (start..end).step_by(tile) {
                 let rows = tile.min(end - start);

@@ -106,8 +106,7 @@ fn blocks_of_any_size_give_the_same_bits() {
     let tokens = tokens(130, 2, 0, model.config().vocabulary);
     let right = alone(&mut backend(&model, 1), &tokens);
     for block_tokens in [1, 8, 13, 16, 32, 100, 256] {
-        let config = CpuConfig { blocks: 256, block_tokens, threads: 2 };
-        let mut backend = CpuBackend::new(Arc::clone(&model), config).unwrap();
+        let mut backend = sized(&model, (256, block_tokens), 2);
         let blocks: Vec<_> = (0..130_u32.div_ceil(block_tokens)).map(|i| BlockId(255 - i)).collect();
         assert!(run(&mut backend, vec![slice(&tokens, 0, 130, &blocks)])[0] == right, "blocks of {block_tokens}");
     }
@@ -138,7 +137,7 @@ fn numbers_that_are_not_finite_fail_the_step_with_the_slice_named() {
             for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
                 let mut backend = backend(&model, 2).with_isa(isa);
                 let tokens = tokens(20, 1, 0, model.config().vocabulary);
-                let step = Step { slices: vec![slice(&tokens, 0, 20, &table(3, 20))] };
+                let step = step(&backend, vec![slice(&tokens, 0, 20, &table(3, 20))]);
                 let found = backend.step(&step, &mut Vec::new());
                 // Numbers that are large but finite may do no harm.
                 let is_harmless = bad == 1e38 && found.is_ok();

@@ -9,8 +9,7 @@ fn model(tiny: &TinyModel) -> Arc<Model> {
 }
 
 fn backend(model: &Arc<Model>, threads: usize) -> CpuBackend {
-    let config = CpuConfig { blocks: 256, block_tokens: 16, threads };
-    CpuBackend::new(Arc::clone(model), config).unwrap()
+    sized(model, (256, 16), threads)
 }
 
 fn prompt(length: usize, seed: u32) -> Vec<TokenId> {
@@ -41,7 +40,7 @@ impl Sequence {
             attempt: AttemptKey::default(),
             tokens: self.tokens[self.computed..end].to_vec(),
             start: self.computed as u32,
-            blocks: self.blocks.clone(),
+            tables: vec![Table::whole(self.blocks.clone())],
             sample: (end == self.tokens.len()).then_some(sample),
         }
     }
@@ -54,7 +53,7 @@ impl Sequence {
 /// Runs one step with a slice of each sequence; sampled tokens are appended. Returns what was sampled, bit by bit.
 fn advance(backend: &mut CpuBackend, sequences: &mut [Sequence], counts: &[usize]) -> Vec<(u32, TokenId, u32)> {
     let slices = sequences.iter().zip(counts).map(|(sequence, &count)| sequence.slice(count)).collect();
-    let step = Step { slices };
+    let step = step(backend, slices);
     let mut out = Vec::new();
     backend.step(&step, &mut out).unwrap();
     for (sequence, slice) in sequences.iter_mut().zip(&step.slices) {
@@ -78,10 +77,7 @@ fn alone(model: &Arc<Model>, mut sequence: Sequence, tokens: usize, threads: usi
 
 /// Bits of the logits of a slice's last position.
 fn logits(backend: &mut CpuBackend, slice: Slice) -> Vec<u32> {
-    let mut bits = Vec::new();
-    let each = |_: usize, logits: &[f32]| bits.extend(logits.iter().map(|n| n.to_bits()));
-    backend.logits_of(&Step { slices: vec![slice] }, each).unwrap();
-    bits
+    run(backend, vec![slice]).remove(0)
 }
 
 #[test]
@@ -178,10 +174,10 @@ fn numbers_of_threads_and_sizes_of_blocks_leave_the_bits_as_they_are() {
     }
     let bits = logits(&mut backend(&model, 1), sequence.rest());
     for block_tokens in [1, 8, 32, 100] {
-        let config = CpuConfig { blocks: 256, block_tokens, threads: 1 };
-        let mut backend = CpuBackend::new(Arc::clone(&model), config).unwrap();
+        let mut backend = sized(&model, (256, block_tokens), 1);
         let mut slice = sequence.rest();
-        slice.blocks = (0..130_u32.div_ceil(block_tokens)).map(|i| BlockId(255 - i)).collect();
+        let blocks = (0..130_u32.div_ceil(block_tokens)).map(|i| BlockId(255 - i));
+        slice.tables = vec![Table::whole(blocks.collect())];
         assert!(logits(&mut backend, slice) == bits, "blocks of {block_tokens} tokens");
     }
 }
@@ -212,7 +208,7 @@ fn logits_that_are_not_finite_fail_the_step_with_the_slice_named() {
     let gguf = Gguf::from_bytes("nan.gguf", writer.to_bytes().0).unwrap();
     let mut backend = backend(&Arc::new(Model::load(&gguf.into(), Arithmetic::Exact).unwrap()), 1);
     let silent = Slice { sample: None, ..Sequence::new(prompt(3, 1), 0).rest() };
-    let step = Step { slices: vec![silent, Sequence::new(prompt(3, 1), 1).rest()] };
+    let step = step(&backend, vec![silent, Sequence::new(prompt(3, 1), 1).rest()]);
     let mut out = Vec::new();
     assert!(matches!(backend.step(&step, &mut out), Err(StepError::NotFinite { slice: 1 })));
     assert!(out.is_empty());
@@ -223,6 +219,7 @@ fn an_empty_step_and_one_without_samples_give_no_tokens() {
     let mut backend = backend(&model(&TinyModel::default()), 2);
     let mut out = Vec::new();
     backend.step(&Step::default(), &mut out).unwrap();
-    backend.step(&Step { slices: vec![Sequence::new(prompt(9, 1), 0).slice(4)] }, &mut out).unwrap();
+    let silent = step(&backend, vec![Sequence::new(prompt(9, 1), 0).slice(4)]);
+    backend.step(&silent, &mut out).unwrap();
     assert!(out.is_empty());
 }
