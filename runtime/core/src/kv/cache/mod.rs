@@ -127,6 +127,11 @@ impl Manager {
         self.store.pages.bytes() + self.store.tree.bytes()
     }
 
+    /// Bytes reserved for the blocks' tokens.
+    pub fn token_bytes(&self) -> usize {
+        self.store.tree.token_bytes()
+    }
+
     pub fn evicted_pages(&self) -> u64 {
         self.store.evicted_pages
     }

@@ -160,6 +160,10 @@ impl Tree {
         self.nodes.len() * size_of::<Node>() + lists + self.index.allocation_size()
     }
 
+    pub fn token_bytes(&self) -> usize {
+        self.tokens.capacity() * size_of::<TokenId>()
+    }
+
     // -- looking up
 
     pub fn root(&self, scope: &Scope) -> Option<NodeId> {
