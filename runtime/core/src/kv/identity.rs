@@ -15,6 +15,11 @@ const TAG_TOKENS: u8 = 2;
 const FIELD_TENANT: u8 = 1;
 const FIELD_ADAPTER: u8 = 2;
 
+/// Bytes before a block's tokens: tag, key of the block before, count.
+const HEAD: usize = 1 + 32 + 8;
+/// Tokens that are handed to the hasher at once.
+const RUN: usize = 64;
+
 /// Who may share blocks with whom: blocks are reused within one scope and never across two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Scope {
@@ -50,15 +55,21 @@ impl BlockKey {
     /// # Cost
     /// One hash over the block's tokens; what lies before it is in `self`.
     pub fn child(&self, tokens: &[TokenId]) -> BlockKey {
+        // In one piece where it fits: the hasher copies what it is given piece by piece.
+        let mut bytes = [0u8; HEAD + 4 * RUN];
+        bytes[0] = TAG_TOKENS;
+        bytes[1..33].copy_from_slice(&self.0);
+        bytes[33..HEAD].copy_from_slice(&(tokens.len() as u64).to_le_bytes());
+        let (first, rest) = tokens.split_at(tokens.len().min(RUN));
+        write(&mut bytes[HEAD..], first);
+        let end = HEAD + 4 * first.len();
+        if rest.is_empty() {
+            return BlockKey(*blake3::hash(&bytes[..end]).as_bytes());
+        }
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&[TAG_TOKENS]);
-        hasher.update(&self.0);
-        hasher.update(&(tokens.len() as u64).to_le_bytes());
-        let mut bytes = [0u8; 4 * 64];
-        for run in tokens.chunks(64) {
-            for (to, token) in bytes.chunks_exact_mut(4).zip(run) {
-                to.copy_from_slice(&token.to_le_bytes());
-            }
+        hasher.update(&bytes[..end]);
+        for run in rest.chunks(RUN) {
+            write(&mut bytes, run);
             hasher.update(&bytes[..4 * run.len()]);
         }
         BlockKey(*hasher.finalize().as_bytes())
@@ -75,6 +86,12 @@ impl BlockKey {
 impl fmt::Debug for BlockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "BlockKey({:016x}..)", self.truncated())
+    }
+}
+
+fn write(bytes: &mut [u8], tokens: &[TokenId]) {
+    for (to, token) in bytes.chunks_exact_mut(4).zip(tokens) {
+        to.copy_from_slice(&token.to_le_bytes());
     }
 }
 

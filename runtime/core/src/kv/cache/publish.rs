@@ -94,11 +94,12 @@ impl Sequence {
     /// Puts those of the sequence's blocks back into the tree that went from it, with the pages that it still holds. A block
     /// goes although it is in use where nobody could resume at it, as when its snapshot was evicted.
     fn attach_again(&mut self, store: &mut Store) {
-        let block_tokens = store.block_tokens() as usize;
-        let there = self.path.partition_point(|node| store.tree.resolve(*node).is_some());
-        if there == self.path.len() {
+        // A block that is there has all blocks before it.
+        if self.path.last().is_none_or(|last| store.tree.resolve(*last).is_some()) {
             return;
         }
+        let block_tokens = store.block_tokens() as usize;
+        let there = self.path.partition_point(|node| store.tree.resolve(*node).is_some());
         let mut parent = match self.path[..there].last().and_then(|node| store.tree.resolve(*node)) {
             Some(node) => node,
             None => store.tree.root_or_new(&self.scope),

@@ -486,7 +486,7 @@ struct Reused {
 
 fn reused_pages(store: &Store, path: &Path, reused: u32) -> Vec<Reused> {
     let block_tokens = store.config.block_tokens;
-    let mut pages = Vec::new();
+    let mut pages = Vec::with_capacity(path.nodes.len() + 1);
     for life_cycle in store.published().filter(|life_cycle| store.is_complete(path, *life_cycle, reused)) {
         for block in store.life_cycle(life_cycle).retention.live(reused, block_tokens) {
             let page = store.page_on(path, life_cycle, block);

@@ -121,7 +121,8 @@ impl Store {
         let block_tokens = self.block_tokens() as usize;
         // A block that is there has all blocks before it.
         let there = known.partition_point(|node| self.tree.resolve(*node).is_some());
-        let mut nodes: Vec<NodeId> = known[..there].iter().filter_map(|node| self.tree.resolve(*node)).collect();
+        let mut nodes: Vec<NodeId> = Vec::with_capacity(tokens.len() / block_tokens + 1);
+        nodes.extend(known[..there].iter().filter_map(|node| self.tree.resolve(*node)));
         nodes.truncate(tokens.len() / block_tokens);
         let Some(mut last) = nodes.last().copied().or_else(|| self.tree.root(scope)) else {
             return Path::default();

@@ -35,6 +35,7 @@ pub(super) struct NodeRef {
 /// A block of a prefix. Siblings form a search tree by their tokens that is a heap by their keys: keys are uniform
 /// hashes, so it is balanced, and the same for the same blocks.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 struct Node {
     key: BlockKey,
     parent: Option<NodeId>,
