@@ -1,6 +1,6 @@
 //! The peer's indexes, driven by the events that its workers would send.
 
-use crate::inputs::{Data, EVENT_BLOCKS, PREFIX_BLOCKS, Stored, chained};
+use crate::inputs::{EVENT_BLOCKS, Holdings, PREFIX_BLOCKS, Stored, chained};
 use dynamo_kv_router::ConcurrentRadixTreeCompressed;
 use dynamo_kv_router::indexer::{SyncIndexer, WorkerTask};
 use dynamo_kv_router::protocols::{
@@ -32,7 +32,7 @@ pub fn removed(blocks: impl Iterator<Item = u64>) -> KvCacheEventData {
 }
 
 /// Events that make a worker hold a part of a session.
-pub fn stores(data: &Data, part: &Stored) -> Vec<RouterEvent> {
+pub fn stores(data: &Holdings, part: &Stored) -> Vec<RouterEvent> {
     let blocks = &data.sessions[part.session].blocks[..part.to];
     let chain = chained(blocks);
     let starts = (part.from..part.to).step_by(EVENT_BLOCKS);
@@ -45,7 +45,7 @@ pub fn stores(data: &Data, part: &Stored) -> Vec<RouterEvent> {
 }
 
 /// Events that make a worker forget what a session has beyond its group's prefix, last block first.
-pub fn removals(data: &Data, part: &Stored) -> Vec<RouterEvent> {
+pub fn removals(data: &Holdings, part: &Stored) -> Vec<RouterEvent> {
     let chain = chained(&data.sessions[part.session].blocks[..part.to]);
     let own: Vec<u64> = chain[PREFIX_BLOCKS.min(part.to)..].iter().rev().copied().collect();
     own.chunks(EVENT_BLOCKS).map(|chunk| event(part.worker, removed(chunk.iter().copied()))).collect()

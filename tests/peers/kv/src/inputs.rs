@@ -49,7 +49,7 @@ pub struct Stored {
     pub to: usize,
 }
 
-pub struct Data {
+pub struct Holdings {
     pub workers: usize,
     pub groups: Vec<Vec<u64>>,
     pub sessions: Vec<Session>,
@@ -58,7 +58,7 @@ pub struct Data {
     pub held: usize,
 }
 
-impl Data {
+impl Holdings {
     /// Until at least `target` blocks are held.
     pub fn new(target: usize, workers: usize) -> Self {
         let mut random = SplitMix(42);

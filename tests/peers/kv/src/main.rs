@@ -12,7 +12,7 @@ mod table;
 mod turn;
 mod writes;
 
-use inputs::Data;
+use inputs::Holdings;
 use table::Table;
 
 #[global_allocator]
@@ -37,7 +37,7 @@ fn main() {
     println!("Medians of {rounds} rounds; rates are a second of the working thread's CPU time.\n");
     let mut growth = Vec::new();
     for (held, published) in PUBLISHED.into_iter().filter(|(held, _)| !quick || *held == 100_000) {
-        let data = Data::new(held, WORKERS);
+        let data = Holdings::new(held, WORKERS);
         println!("# {} blocks held by {WORKERS} workers, {} sessions\n", data.held, data.sessions.len());
         let mut table = Table::new(&["", "starling", "peer", "starling / peer", "wanted"]);
         let probe = reads::compare(&data, published, rounds, &mut table);

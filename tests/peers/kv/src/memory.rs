@@ -3,7 +3,7 @@
 //! Each subject has a process of its own, since a process's memory does not show whose it is.
 
 use crate::dynamo::{Concurrent, removals, stores};
-use crate::inputs::{Data, tokens};
+use crate::inputs::{Holdings, tokens};
 use crate::measure::{count_bytes, live_bytes, resident_bytes};
 use crate::starling::{Layers, Loaded, Ranks, load};
 use crate::table::Table;
@@ -72,7 +72,7 @@ impl Base {
 
 /// One subject, in this process: a line after loading and one after each turnover.
 pub fn turnovers(which: &str) {
-    let mut data = Data::new(HELD, WORKERS);
+    let mut data = Holdings::new(HELD, WORKERS);
     count_bytes();
     match which {
         "full" => starling(&mut data, Layers::Full),
@@ -82,7 +82,7 @@ pub fn turnovers(which: &str) {
     }
 }
 
-fn starling(data: &mut Data, layers: Layers) {
+fn starling(data: &mut Holdings, layers: Layers) {
     let base = Base::new();
     let Loaded { mut ranks, .. } = load(data, layers, Ranks::OneEach, &[]);
     for round in 0..=TURNOVERS {
@@ -99,7 +99,7 @@ fn starling(data: &mut Data, layers: Layers) {
 }
 
 /// Replaces what each worker has of each session beyond its group's prefix.
-fn replaced(data: &mut Data, round: u64, mut apply: impl FnMut(RouterEvent)) {
+fn replaced(data: &mut Holdings, round: u64, mut apply: impl FnMut(RouterEvent)) {
     for part in &data.stored {
         removals(data, part).into_iter().for_each(&mut apply);
     }
@@ -110,7 +110,7 @@ fn replaced(data: &mut Data, round: u64, mut apply: impl FnMut(RouterEvent)) {
     }
 }
 
-fn radix(data: &mut Data) {
+fn radix(data: &mut Holdings) {
     let base = Base::new();
     let mut tree = RadixTree::new();
     let mut apply = |event| tree.apply_event(event).expect("the peer takes it");
@@ -122,7 +122,7 @@ fn radix(data: &mut Data) {
     }
 }
 
-fn concurrent(data: &mut Data) {
+fn concurrent(data: &mut Holdings) {
     let base = Base::new();
     let tree = Concurrent::new();
     data.stored.iter().flat_map(|part| stores(data, part)).for_each(|event| tree.apply(event));

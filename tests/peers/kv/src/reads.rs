@@ -1,7 +1,7 @@
 //! How much of a prompt is there: the managers' probe beside the peer's `find_matches`.
 
 use crate::dynamo::{Concurrent, best, stores, total};
-use crate::inputs::{BLOCK_TOKENS, Data, tokens};
+use crate::inputs::{BLOCK_TOKENS, Holdings, tokens};
 use crate::measure::{Calls, median};
 use crate::starling::{Layers, Loaded, Ranks, SCOPE, load};
 use crate::table::Table;
@@ -35,7 +35,7 @@ fn probed(manager: &Manager, chain: &[u64]) -> u64 {
 }
 
 /// Returns the median probe of one manager that holds everything, in microseconds.
-pub fn compare(data: &Data, published: u64, rounds: usize, table: &mut Table) -> f64 {
+pub fn compare(data: &Holdings, published: u64, rounds: usize, table: &mut Table) -> f64 {
     let queries = data.queries(QUERIES);
     let chains: Vec<Vec<u64>> =
         queries.iter().map(|query| truncated_chain(&SCOPE, &tokens(query), BLOCK_TOKENS)).collect();

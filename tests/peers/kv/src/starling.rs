@@ -1,6 +1,6 @@
 //! The KV managers of ranks, driven as ranks drive them.
 
-use crate::inputs::{BLOCK_TOKENS, Data, EVENT_BLOCKS, Stored, tokens};
+use crate::inputs::{BLOCK_TOKENS, EVENT_BLOCKS, Holdings, Stored, tokens};
 use crate::measure::on_cpu;
 use starling_core::ids::TokenId;
 use starling_core::kv::cache::lifecycle::{LifeCycle, Policy, Priority, Retention};
@@ -118,7 +118,7 @@ pub struct Loaded {
 }
 
 /// Each worker's blocks are stored. There is room for these and as many blocks more as `spare` says.
-pub fn load(data: &Data, layers: Layers, kind: Ranks, spare: &[usize]) -> Loaded {
+pub fn load(data: &Holdings, layers: Layers, kind: Ranks, spare: &[usize]) -> Loaded {
     let at = |worker: usize| if kind == Ranks::OneEach { worker } else { 0 };
     let mut slots = vec![0; at(data.workers - 1) + 1];
     for Stored { worker, from, to, .. } in &data.stored {

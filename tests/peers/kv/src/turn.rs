@@ -1,7 +1,7 @@
 //! Reserving what a prompt can reuse, beside a comparison of its tokens; and a known conversation's turn.
 
 use crate::dynamo::stores;
-use crate::inputs::{BLOCK_TOKENS, Data, SplitMix, tokens};
+use crate::inputs::{BLOCK_TOKENS, Holdings, SplitMix, tokens};
 use crate::measure::{Calls, median};
 use crate::starling::{Layers, Rank, Ranks, SCOPE, load};
 use crate::table::Table;
@@ -26,7 +26,7 @@ const SIZES: [usize; 3] = [1024, 8192, 65_536];
 /// Tokens of a conversation's next turn.
 const TURN_TOKENS: usize = 512;
 
-fn prompts(data: &Data, size: usize) -> Vec<Vec<TokenId>> {
+fn prompts(data: &Holdings, size: usize) -> Vec<Vec<TokenId>> {
     let blocks = size / BLOCK_TOKENS as usize;
     let long = data.sessions.iter().filter(|session| session.blocks.len() >= blocks);
     long.rev().take(PROMPTS).map(|session| tokens(&session.blocks[..blocks])).collect()
@@ -89,7 +89,7 @@ struct Selection {
 }
 
 impl Selection {
-    fn new(data: &Data) -> Self {
+    fn new(data: &Holdings) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let config = KvRouterConfig { use_kv_events: true, router_queue_threshold: None, ..Default::default() };
         let cache = SelectionCacheConfig::default();
@@ -162,7 +162,7 @@ impl Selection {
 }
 
 /// Returns the median reserve of 64k tokens, in microseconds.
-pub fn compare(data: &Data, rounds: usize, quick: bool) -> f64 {
+pub fn compare(data: &Holdings, rounds: usize, quick: bool) -> f64 {
     let mut all = load(data, Layers::Full, Ranks::OneForAll, &[]).ranks;
     let rank = &mut all[0];
     let mut table = Table::new(&[
@@ -187,7 +187,7 @@ pub fn compare(data: &Data, rounds: usize, quick: bool) -> f64 {
     largest
 }
 
-fn conversation(data: &Data, rank: &mut Rank, rounds: usize, quick: bool) {
+fn conversation(data: &Holdings, rank: &mut Rank, rounds: usize, quick: bool) {
     let known = prompts(data, SIZES[2]);
     let mut random = SplitMix(46);
     let mut fresh = || (0..TURN_TOKENS).map(|_| random.next() as TokenId).collect::<Vec<_>>();

@@ -1,7 +1,7 @@
 //! What it costs that blocks come and go.
 
 use crate::dynamo::{event, removals, stored, stores};
-use crate::inputs::{BLOCK_TOKENS, Data, EVENT_BLOCKS, after, chained, tokens};
+use crate::inputs::{BLOCK_TOKENS, EVENT_BLOCKS, Holdings, after, chained, tokens};
 use crate::measure::{median, on_cpu};
 use crate::starling::{Layers, Loaded, Ranks, SCOPE, load};
 use crate::table::Table;
@@ -20,7 +20,7 @@ struct Rates {
 }
 
 /// CPU seconds for hashing one block of those that are stored, and one of those that are decoded.
-fn hashing(data: &Data, decoded: &[(usize, u64)]) -> (f64, f64) {
+fn hashing(data: &Holdings, decoded: &[(usize, u64)]) -> (f64, f64) {
     let (mut stored, mut blocks) = (0.0, 0);
     for part in data.stored.iter().step_by(1 + data.stored.len() / 500) {
         let tokens = tokens(&data.sessions[part.session].blocks[..part.to]);
@@ -35,7 +35,7 @@ fn hashing(data: &Data, decoded: &[(usize, u64)]) -> (f64, f64) {
     (stored / blocks as f64, single / decoded.len() as f64)
 }
 
-fn starling(data: &Data, decoded: &[(usize, u64)], rates: &mut Rates) {
+fn starling(data: &Holdings, decoded: &[(usize, u64)], rates: &mut Rates) {
     let mut spare = vec![0; data.workers];
     for (session, _) in decoded {
         spare[data.sessions[*session].worker] += 1;
@@ -81,7 +81,7 @@ fn apply(tree: &mut RadixTree, events: Vec<RouterEvent>) {
     }
 }
 
-fn dynamo(data: &Data, decoded: &[(usize, u64)], rates: &mut Rates) {
+fn dynamo(data: &Holdings, decoded: &[(usize, u64)], rates: &mut Rates) {
     let mut tree = RadixTree::new();
     let mut seconds = 0.0;
     for part in &data.stored {
@@ -112,7 +112,7 @@ fn dynamo(data: &Data, decoded: &[(usize, u64)], rates: &mut Rates) {
     rates.evict.push(removed as f64 / seconds);
 }
 
-pub fn compare(data: &Data, rounds: usize, table: &mut Table) {
+pub fn compare(data: &Holdings, rounds: usize, table: &mut Table) {
     let decoded = data.decoded(DECODED);
     let (mut ours, mut theirs) = (Rates::default(), Rates::default());
     let (mut hash, mut single) = (Vec::new(), Vec::new());
