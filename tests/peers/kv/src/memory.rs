@@ -3,12 +3,13 @@
 //! Each subject has a process of its own, since a process's memory does not show whose it is.
 
 use crate::dynamo::{Concurrent, removals, stores};
-use crate::inputs::{Holdings, tokens};
+use crate::inputs::{BLOCK_TOKENS, Holdings, tokens};
 use crate::measure::{count_bytes, live_bytes, resident_bytes};
 use crate::starling::{Layers, Loaded, Ranks, load};
 use crate::table::Table;
 use dynamo_kv_router::RadixTree;
 use dynamo_kv_router::protocols::RouterEvent;
+use starling_core::ids::TokenId;
 use std::process::Command;
 
 const HELD: usize = 300_000;
@@ -65,7 +66,9 @@ impl Base {
         let mib = |bytes: i64| bytes as f64 / f64::from(1 << 20);
         let live = live_bytes() - self.live - other as i64;
         let metadata = metadata.map_or(live as f64, |metadata| metadata as f64);
-        let resident = resident_bytes() - self.resident - other as i64;
+        // Of what is reserved for tokens only those of blocks were ever written.
+        let written = other.min(held * BLOCK_TOKENS as usize * size_of::<TokenId>());
+        let resident = resident_bytes() - self.resident - written as i64;
         println!("{held} {:.1} {:.1} {:.1}", mib(live), metadata / held as f64, mib(resident));
     }
 }
