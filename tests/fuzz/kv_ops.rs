@@ -15,6 +15,8 @@ use std::num::NonZeroU32;
 const SEQUENCES: u8 = 7;
 const STREAMS: u8 = 6;
 const TOKENS_MAX: u32 = 64;
+/// Of a pool, however often it grows.
+const SLOTS_MAX: u32 = 40;
 /// Leaves of the tree that may be without a page.
 const BARE_LEAVES_MAX: usize = 256;
 /// Of metadata, for each block and each page.
@@ -366,7 +368,7 @@ impl Rig {
     fn other(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
         let tokens = Self::tokens(choices.below(STREAMS.into()) as u8, choices.below(TOKENS_MAX));
         let scope = Scope { tenant: u64::from(choices.below(8) / 7), adapter: None };
-        match choices.below(4) {
+        match choices.below(5) {
             0 => {
                 let at = (choices.below(16), choices.below(3) as u8);
                 self.attempt(|manager, _| Ok(manager.unlink(&scope, &tokens, at)), |gone| *gone);
@@ -375,7 +377,25 @@ impl Rig {
                 self.attempt(|manager, copies| Ok(manager.prefetch(&scope, &tokens, copies)), |fits| *fits);
             }
             2 => self.close(id),
-            _ => self.resize(id, choices),
+            3 => self.resize(id, choices),
+            _ => self.resize_pools(choices),
+        }
+    }
+
+    /// Gives the pools of a tier other sizes; the device's mostly after everything was suspended.
+    fn resize_pools(&mut self, choices: &mut Choices<'_>) {
+        let tiers = self.manager.config().tiers.clone();
+        let tier = choices.below(tiers.len() as u32);
+        if tier == 0 && choices.below(4) > 0 {
+            for id in (0..SEQUENCES).map(|id| SequenceId(id.into())) {
+                self.suspend(id);
+            }
+        }
+        let change = |slots: &u32| (slots + choices.below(9)).saturating_sub(4).min(SLOTS_MAX);
+        let wanted: Vec<u32> = tiers[tier as usize].iter().map(change).collect();
+        if self.attempt(|manager, copies| manager.resize_pools(tier as u8, &wanted, copies), |()| true) {
+            // The memory of slots that went is somebody else's now.
+            self.bytes.retain(|at, _| u32::from(at.tier) != tier || at.slot < wanted[usize::from(at.group)]);
         }
     }
 

@@ -11,6 +11,7 @@ impl Manager {
     /// The first invariant that does not hold.
     pub fn check(&self) -> Result<(), Violation> {
         self.store.pages.check()?;
+        self.check_pools()?;
         let open = self.sequences.values().filter(|sequence| sequence.committing != Committing::Stopped);
         let open = open.filter_map(|sequence| self.store.tree.resolve(*sequence.path.last()?));
         let open = open.chain(self.store.faded()).collect();

@@ -149,6 +149,16 @@ pub enum Error {
     OpenSequences { open: usize },
     #[error("commit from {from} to {to} tokens neither starts nor ends at the history of {history}")]
     OffHistory { from: u32, to: u32, history: u32 },
+    #[error("KV tier {tier} does not exist (there are {tiers})")]
+    UnknownTier { tier: u8, tiers: u8 },
+    #[error("{found} sizes for {groups} KV pool groups")]
+    WrongPools { found: usize, groups: usize },
+    #[error("{slots} KV slots are more than 32 bits count")]
+    TooManySlots { slots: u64 },
+    #[error("KV pool group {group} of tier {tier} cannot do with {slots} slots (at least {floor})")]
+    PoolTooSmall { tier: u8, group: u8, slots: u32, floor: u32 },
+    #[error("{active} sequences are active")]
+    ActiveSequences { active: usize },
 }
 
 impl Error {
@@ -160,13 +170,18 @@ impl Error {
             | Self::CapacityBelowHistory { .. }
             | Self::BeyondCapacity { .. }
             | Self::NotSelectable { .. }
-            | Self::UnknownPlan { .. } => ErrorKind::Argument,
+            | Self::UnknownPlan { .. }
+            | Self::UnknownTier { .. }
+            | Self::WrongPools { .. }
+            | Self::TooManySlots { .. }
+            | Self::PoolTooSmall { .. } => ErrorKind::Argument,
             Self::NotSuspended { .. }
             | Self::NotActive { .. }
             | Self::Stopped { .. }
             | Self::StillCommits { .. }
             | Self::NotCurrent { .. }
-            | Self::OpenSequences { .. } => ErrorKind::Logic,
+            | Self::OpenSequences { .. }
+            | Self::ActiveSequences { .. } => ErrorKind::Logic,
             Self::OffHistory { .. } => ErrorKind::Assertion,
         }
     }

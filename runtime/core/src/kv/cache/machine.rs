@@ -23,6 +23,7 @@ pub enum Input {
     AbandonTurn { conversation: ConversationKey, sequence: SequenceId },
     Expire { conversation: ConversationKey },
     Prefetch { scope: Scope, tokens: Vec<TokenId> },
+    ResizePools { tier: u8, slots: Vec<u32> },
     Clear,
 }
 
@@ -91,6 +92,10 @@ impl Manager {
                 Effect::Done
             }
             Input::Prefetch { scope, tokens } => Effect::Fits(self.prefetch(&scope, &tokens, copies)),
+            Input::ResizePools { tier, slots } => {
+                self.resize_pools(tier, &slots, copies)?;
+                Effect::Done
+            }
             Input::Clear => {
                 self.clear()?;
                 Effect::Done

@@ -16,6 +16,7 @@ mod machine;
 mod pages;
 mod plans;
 mod publish;
+mod resize;
 pub mod reuse;
 mod sequence;
 pub mod sizing;
@@ -53,7 +54,8 @@ pub struct Census {
 /// Invariants, by the specification's numbers: (11.1) K <= H <= C, and a row of entries for each block of C; (11.2) each
 /// slot is free or one page's; (11.3) a locked page lies on the device and is not queued; (11.4) a page is queued exactly
 /// when it is evictable; (11.5) a page that nobody holds is in the tree; (11.6) a sequence holds no committed page that is
-/// stale; (11.11) a page's count of plans is right; (11.12) a block's parent is in the tree. Holders and locks of a page
+/// stale; (11.11) a page's count of plans is right; (11.12) a block's parent is in the tree; (11.14) no pool is below
+/// its floor. Holders and locks of a page
 /// are those of the sequences (S1), and a live block of an active sequence has a locked page (11.15).
 #[derive(Clone, Debug)]
 pub struct Manager {
@@ -361,7 +363,9 @@ impl Manager {
         if !self.sequences.is_empty() {
             return Err(Error::OpenSequences { open: self.sequences.len() });
         }
+        let floors: Vec<u32> = (0..self.store.pages.groups()).map(|group| self.store.pages.floor(0, group)).collect();
         self.store = Store::new(self.store.config.clone());
+        self.set_floors(&floors)?;
         (self.plans, self.book) = (BTreeMap::new(), Book::default());
         Ok(())
     }

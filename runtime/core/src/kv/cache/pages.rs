@@ -97,6 +97,8 @@ struct Ends {
 #[derive(Clone, Debug)]
 struct Pool {
     slots: u32,
+    /// What a resize must leave.
+    floor: u32,
     /// Slots that were given back; those from `untouched` on were never used.
     returned: Vec<u32>,
     untouched: u32,
@@ -121,7 +123,7 @@ impl Pool {
     }
 }
 
-/// Invariants of section 11: (2) each slot is free or one page's; (3) a locked page lies on tier 0 and is not queued;
+/// Invariants of section 11: (2) each slot is free or one page's; (14) no pool is below its floor; (3) a locked page lies on tier 0 and is not queued;
 /// (4) a page is queued exactly when it is evictable where it lies; (5) nobody's page is droppable without a node.
 #[derive(Clone, Debug)]
 pub(super) struct Pages {
@@ -137,6 +139,7 @@ impl Pages {
     pub fn new(tiers: &[Vec<u32>]) -> Self {
         let pool = |slots: &u32| Pool {
             slots: *slots,
+            floor: 0,
             returned: Vec::new(),
             untouched: 0,
             classes: BTreeMap::new(),
@@ -176,6 +179,15 @@ impl Pages {
 
     pub fn slots(&self, tier: u8, group: u8) -> u32 {
         self.pool(tier, group).slots
+    }
+
+    pub fn floor(&self, tier: u8, group: u8) -> u32 {
+        self.pool(tier, group).floor
+    }
+
+    /// Of the device: other tiers may be without slots.
+    pub fn set_floor(&mut self, group: u8, floor: u32) {
+        self.pool_mut(0, group).floor = floor;
     }
 
     pub fn free(&self, tier: u8, group: u8) -> u32 {
@@ -269,6 +281,31 @@ impl Pages {
         self.page_mut(id).place = to;
         self.requeue(id);
         (from, to)
+    }
+
+    /// Gives a pool another size. Pages in slots that go move into free ones below, where there is room; they keep their
+    /// places in the order.
+    pub fn resize(&mut self, tier: u8, group: u8, slots: u32) -> Vec<(Place, Place)> {
+        let pool = self.pool_mut(tier, group);
+        let shrinks = slots < pool.slots;
+        pool.slots = slots;
+        pool.untouched = pool.untouched.min(slots);
+        pool.returned.retain(|slot| *slot < slots);
+        if !shrinks {
+            let all: usize = self.pools.iter().map(|pool| pool.slots as usize).sum();
+            self.slab.reserve(all.saturating_sub(self.slab.len()));
+            return Vec::new();
+        }
+        let is_out = |place: Place| (place.tier, place.group) == (tier, group) && place.slot >= slots;
+        let out: Vec<PageId> = self.iter().filter(|(_, page)| is_out(page.place)).map(|(id, _)| id).collect();
+        let mut moved = Vec::with_capacity(out.len());
+        for id in out {
+            let slot = self.pool_mut(tier, group).take().expect("room was made before a pool shrinks");
+            let place = &mut self.page_mut(id).place;
+            let from = std::mem::replace(place, Place { slot, ..*place });
+            moved.push((from, Place { slot, ..from }));
+        }
+        moved
     }
 
     // -- holding
@@ -424,8 +461,15 @@ impl Pages {
         let mut used: Vec<Vec<bool>> = self.pools.iter().map(|pool| vec![false; pool.slots as usize]).collect();
         let at = |place: Place| usize::from(place.tier) * usize::from(self.groups) + usize::from(place.group);
         for (id, page) in self.iter() {
-            if std::mem::replace(&mut used[at(page.place)][page.place.slot as usize], true) {
-                return Err(Violation::new("11.2", format!("{:?} belongs to two pages, {id:?} is one", page.place)));
+            match used[at(page.place)].get_mut(page.place.slot as usize).map(|used| std::mem::replace(used, true)) {
+                Some(false) => {}
+                Some(true) => {
+                    return Err(Violation::new(
+                        "11.2",
+                        format!("{:?} belongs to two pages, {id:?} is one", page.place),
+                    ));
+                }
+                None => return Err(Violation::new("11.2", format!("{:?} of {id:?} is in no pool", page.place))),
             }
             if page.locks > 0 && (page.place.tier != 0 || page.queued) {
                 return Err(Violation::new("11.3", format!("{id:?} is locked: {page:?}")));
@@ -438,11 +482,15 @@ impl Pages {
             }
         }
         for (index, (pool, used)) in self.pools.iter().zip(&mut used).enumerate() {
+            if pool.slots < pool.floor {
+                let (slots, floor) = (pool.slots, pool.floor);
+                return Err(Violation::new("11.14", format!("pool {index} has {slots} slots, its floor is {floor}")));
+            }
             for slot in pool.returned.iter().copied().chain(pool.untouched..pool.slots) {
-                if std::mem::replace(&mut used[slot as usize], true) {
+                if used.get_mut(slot as usize).is_none_or(|used| std::mem::replace(used, true)) {
                     return Err(Violation::new(
                         "11.2",
-                        format!("slot {slot} of pool {index} is free and used, or free twice"),
+                        format!("slot {slot} of pool {index} is free and used, free twice, or not there"),
                     ));
                 }
             }

@@ -97,7 +97,7 @@ pub(super) struct Sequence {
     pub rebased: Vec<(u8, u32)>,
     /// For each life cycle, the block before which no stale block has a page.
     cleared: Vec<u32>,
-    restorable: Vec<u8>,
+    pub restorable: Vec<u8>,
     width: usize,
 }
 
@@ -267,7 +267,7 @@ impl Sequence {
 
     /// Pages that the first resume allocates, each with its block: a copy of the last block if it is not full, windows
     /// that nothing is restored of, and the state that is written to.
-    fn fresh(&self, store: &Store, restored: &[u8]) -> Vec<(u8, Option<u32>)> {
+    pub fn fresh(&self, store: &Store, restored: &[u8]) -> Vec<(u8, Option<u32>)> {
         let block_tokens = store.config.block_tokens;
         let length = self.committed();
         let mut fresh = Vec::new();
@@ -284,7 +284,7 @@ impl Sequence {
     }
 
     /// Rows whose pages a resume locks.
-    fn needed_rows(&self, store: &Store, restored: &[u8]) -> Vec<usize> {
+    pub fn needed_rows(&self, store: &Store, restored: &[u8]) -> Vec<usize> {
         let held = (0..self.rows.len()).filter(|row| self.rows[*row].is_some());
         let needed = held.filter(|row| {
             let (block, life_cycle) = (self.block_of(*row), self.life_cycle_of(*row));

@@ -70,8 +70,13 @@ pub(super) struct Store {
 
 impl Store {
     pub fn new(config: Config) -> Self {
+        let mut pages = Pages::new(&config.tiers);
+        for life_cycle in &config.life_cycles {
+            let floor = pages.floor(0, life_cycle.group) + 1;
+            pages.set_floor(life_cycle.group, floor.min(pages.slots(0, life_cycle.group)));
+        }
         Self {
-            pages: Pages::new(&config.tiers),
+            pages,
             tree: Tree::new(config.block_tokens, config.life_cycles.len()),
             attention: Members::of(&config, |one| !one.is_state()),
             published: Members::of(&config, LifeCycle::is_published),

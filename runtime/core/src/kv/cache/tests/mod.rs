@@ -3,6 +3,7 @@
 mod errors;
 mod plans;
 mod regressions;
+mod resize;
 mod reuse;
 mod tiers;
 mod tree;
