@@ -16,6 +16,7 @@ mod machine;
 mod pages;
 mod plans;
 mod publish;
+pub mod rebalance;
 mod resize;
 pub mod reuse;
 mod sequence;

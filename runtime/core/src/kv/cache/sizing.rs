@@ -6,6 +6,11 @@
 use super::lifecycle::{LifeCycle, Policy, Retention};
 use std::num::NonZeroU32;
 
+pub mod demand;
+mod plan;
+
+pub use plan::{Method, Plan, PlanError, Pool, Request, Tier, TierPlan, Warning, plan};
+
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// Device memory is mapped in units of 2 MiB, larger ones for larger quotas, up to 32 MiB.
@@ -194,33 +199,29 @@ impl Quota<'_> {
     /// # Errors
     /// The quota does not hold what runs at once.
     pub fn balanced(&self, live: &[u64], conversation: &[u64]) -> Result<Balanced, TooSmall> {
-        let sizes: Vec<u128> =
-            self.sizes.iter().map(|sizes| sizes.iter().map(|size| u128::from(*size)).sum()).collect();
-        let bytes = |slots: &[u64]| slots.iter().zip(&sizes).map(|(slots, size)| u128::from(*slots) * size).sum();
-        let quota = u128::from(self.bytes);
-        let wanted: u128 = bytes(live);
-        let Some(spare) = quota.checked_sub(wanted) else {
-            return Err(TooSmall { quota: self.bytes, wanted: u64::try_from(wanted).unwrap_or(u64::MAX) });
-        };
-        let one: u128 = bytes(conversation);
-        let share = |slots: u64| (spare * u128::from(slots)).checked_div(one).unwrap_or(0) as u64;
-        let lost = |slots: u64| (spare * u128::from(slots)).checked_rem(one).unwrap_or(0);
-        let mut slots: Vec<u64> = live.iter().zip(conversation).map(|(live, kept)| live + share(*kept)).collect();
-        for (slots, floor) in slots.iter_mut().zip(self.floors) {
-            *slots = (*slots).max(*floor);
-        }
-        // What rounding down left over goes, a slot each, to those that lost the largest fraction.
-        let mut order: Vec<usize> = (0..slots.len()).filter(|at| lost(conversation[*at]) > 0).collect();
-        order.sort_by_key(|at| (std::cmp::Reverse(lost(conversation[*at])), *at));
-        let mut used: u128 = bytes(&slots);
-        for at in order {
-            if used + sizes[at] <= quota {
-                slots[at] += 1;
-                used += sizes[at];
+        let size = |at: usize| -> u128 { self.sizes[at].iter().map(|size| u128::from(*size)).sum() };
+        let floor = |at: usize| self.floors.get(at).copied().unwrap_or(0);
+        let groups = live.len().min(conversation.len()).min(self.sizes.len());
+        let mut pinned = vec![false; groups];
+        loop {
+            let base = |at: usize| if pinned[at] { floor(at) } else { live[at] };
+            let each = |at: usize| if pinned[at] { 0 } else { conversation[at] };
+            let wanted: u128 = (0..groups).map(|at| u128::from(base(at)) * size(at)).sum();
+            let Some(spare) = u128::from(self.bytes).checked_sub(wanted) else {
+                return Err(TooSmall { quota: self.bytes, wanted: u64::try_from(wanted).unwrap_or(u64::MAX) });
+            };
+            let one: u128 = (0..groups).map(|at| u128::from(each(at)) * size(at)).sum();
+            // Rounded down; what is left over is less than a slot of each pool, and no conversation.
+            let share = |at: usize| (spare * u128::from(each(at))).checked_div(one).unwrap_or(0) as u64;
+            let slots: Vec<u64> = (0..groups).map(|at| base(at) + share(at)).collect();
+            let below: Vec<usize> = (0..groups).filter(|at| slots[*at] < floor(*at)).collect();
+            if below.is_empty() {
+                let conversations = if one == 0 { f64::INFINITY } else { spare as f64 / one as f64 };
+                return Ok(Balanced { conversations, slots });
             }
+            // Those have their floors, and the others divide the rest.
+            below.into_iter().for_each(|at| pinned[at] = true);
         }
-        let conversations = if one == 0 { f64::INFINITY } else { spare as f64 / one as f64 };
-        Ok(Balanced { conversations, slots })
     }
 }
 

@@ -2,9 +2,11 @@
 
 mod errors;
 mod plans;
+mod rebalance;
 mod regressions;
 mod resize;
 mod reuse;
+mod sizing;
 mod tiers;
 mod tree;
 
