@@ -15,6 +15,7 @@ fn main() -> ExitCode {
         Command::Serve(serve) => Ok(starling::run::serve(serve)),
         Command::Bench(bench) => Ok(starling::run::bench(bench)),
         Command::Calibrate(calibrate) => Ok(starling::run::calibrate(calibrate)),
+        Command::Plan(plan) => Ok(starling::run::plan(plan)),
         Command::Nodes { admin } => Ok(starling::run::nodes(admin)),
         Command::Cert(cert) => Ok(starling::run::cert(&cert.command)),
         Command::Config(config) => config.command.run(&mut stdout),

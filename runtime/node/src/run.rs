@@ -5,9 +5,11 @@ mod calibrate;
 mod child;
 mod cluster;
 mod folder;
+mod plan;
 
 pub use bench::bench;
 pub use calibrate::calibrate;
+pub use plan::plan;
 
 use cluster::ClusterError;
 

@@ -7,6 +7,7 @@ pub mod client;
 pub mod demo;
 mod exit;
 pub mod nodes;
+pub mod plan;
 mod up;
 
 pub use exit::Exit;
@@ -56,6 +57,9 @@ pub enum Command {
     /// Measures how long the model's steps take on this machine, as the engine `timed` is told.
     #[command(after_help = calibrate::EXAMPLES)]
     Calibrate(calibrate::Calibrate),
+    /// Plans how much of which KV memory holds: slots of each pool, and conversations that fit.
+    #[command(after_help = plan::EXAMPLES)]
+    Plan(Box<plan::Plan>),
     /// Shows the members of a cluster as one of its nodes sees them.
     #[command(after_help = NODES_EXAMPLES)]
     Nodes {
