@@ -44,6 +44,7 @@ impl Manager {
             self.check_sequence(*id, sequence)?;
         }
         self.check_holders()?;
+        self.store.check_owners()?;
         self.check_plans()
     }
 

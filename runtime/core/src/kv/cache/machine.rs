@@ -1,7 +1,7 @@
 //! The manager as a machine: inputs and effects are plain values, so an actor, a simulator and a recorded trace can all
 //! drive it. Nothing here waits for the time.
 
-use super::{After, Copy, Error, Manager, Opened, PlanId, SequenceId, Standing, Turn, TurnEnd};
+use super::{After, Copy, Error, Forgotten, Manager, Opened, PlanId, SequenceId, Standing, Turn, TurnEnd};
 use crate::ids::{ConversationKey, TokenId};
 use crate::kv::identity::Scope;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,8 @@ pub enum Input {
     EndTurn { conversation: ConversationKey, sequence: SequenceId },
     AbandonTurn { conversation: ConversationKey, sequence: SequenceId },
     Expire { conversation: ConversationKey },
+    Forget { conversation: ConversationKey },
+    ForgetScope { scope: Scope },
     Prefetch { scope: Scope, tokens: Vec<TokenId> },
     ResizePools { tier: u8, slots: Vec<u32> },
     Clear,
@@ -38,6 +40,7 @@ pub enum Effect {
     Planned(Option<PlanId>),
     TurnBegan(Turn),
     TurnEnded(TurnEnd),
+    Forgotten(Forgotten),
     Done,
     /// Nothing was changed.
     Refused(Error),
@@ -91,6 +94,8 @@ impl Manager {
                 self.expire(conversation);
                 Effect::Done
             }
+            Input::Forget { conversation } => Effect::Forgotten(self.forget_conversation(conversation)),
+            Input::ForgetScope { scope } => Effect::Forgotten(self.forget_scope(&scope)),
             Input::Prefetch { scope, tokens } => Effect::Fits(self.prefetch(&scope, &tokens, copies)),
             Input::ResizePools { tier, slots } => {
                 self.resize_pools(tier, &slots, copies)?;

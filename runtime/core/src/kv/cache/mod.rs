@@ -11,6 +11,7 @@ mod check;
 pub mod checkpoint;
 mod config;
 mod eviction;
+mod forget;
 pub mod lifecycle;
 mod machine;
 mod pages;
@@ -30,6 +31,7 @@ pub use super::Violation;
 use super::identity::Scope;
 use crate::ids::{BlockId, ConversationKey, TokenId};
 pub use config::{Commits, Config, ConfigError, Error, ErrorKind, PPM, PRIORITY_MAX};
+pub use forget::Forgotten;
 pub use machine::{Effect, Input};
 pub use pages::Place;
 use pages::{PageId, State};
@@ -127,7 +129,7 @@ impl Manager {
 
     /// Bytes of metadata of pages and blocks, without the blocks' tokens.
     pub fn metadata_bytes(&self) -> usize {
-        self.store.pages.bytes() + self.store.tree.bytes()
+        self.store.pages.bytes() + self.store.tree.bytes() + self.store.owners.bytes()
     }
 
     /// Bytes reserved for the blocks' tokens.

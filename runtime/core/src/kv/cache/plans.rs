@@ -10,6 +10,7 @@ use super::sequence::{Committing, Sequence, SequenceId};
 use super::store::{Path, Store};
 use super::{Manager, Violation};
 use crate::ids::ConversationKey;
+use crate::kv::identity::Scope;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -49,6 +50,7 @@ pub(super) struct Plan {
     pages: Vec<(PageId, u64)>,
     made: u64,
     conversation: Option<ConversationKey>,
+    scope: Scope,
 }
 
 /// How a turn is treated.
@@ -127,16 +129,21 @@ impl Store {
         mark.serial
     }
 
-    /// A plan that named the page was dropped. The last one takes the page along, if nobody uses or wants it.
-    fn unmark(&mut self, page: PageId, serial: u64, plan: &Plan) {
-        let Some(mark) = self.marks.get_mut(&page).filter(|mark| mark.serial == serial) else { return };
+    /// One plan less names the page; its mark, if that was the last one.
+    fn unname_plan(&mut self, page: PageId, serial: u64) -> Option<Mark> {
+        let mark = self.marks.get_mut(&page).filter(|mark| mark.serial == serial)?;
         mark.plans -= 1;
         if mark.plans > 0 {
-            return;
+            return None;
         }
-        let wanted = mark.is_wanted(plan.made, plan.conversation);
-        self.marks.remove(&page);
         self.pages.set_planned(page, false);
+        self.marks.remove(&page)
+    }
+
+    /// A plan that named the page was dropped. The last one takes the page along, if nobody uses or wants it.
+    fn unmark(&mut self, page: PageId, serial: u64, plan: &Plan) {
+        let Some(mark) = self.unname_plan(page, serial) else { return };
+        let wanted = mark.is_wanted(plan.made, plan.conversation);
         if !wanted && self.pages.get(page).state() == State::Droppable && self.pages.is_queued(page) {
             self.vanish(page);
         }
@@ -222,7 +229,7 @@ impl Manager {
         if sequence.committing != Committing::Stopped {
             return Err(Error::StillCommits { sequence: id });
         }
-        let conversation = sequence.conversation;
+        let (conversation, scope) = (sequence.conversation, sequence.scope);
         let Some(pages) = self.store.moving_pages(sequence) else { return Ok(None) };
         let mut counts = vec![0; self.store.config.life_cycles.len()];
         let mut named = Vec::with_capacity(pages.len());
@@ -232,7 +239,7 @@ impl Manager {
         }
         self.planned += 1;
         let plan = PlanId(self.planned);
-        self.plans.insert(plan, Plan { pages: named, made: self.store.uses, conversation });
+        self.plans.insert(plan, Plan { pages: named, made: self.store.uses, conversation, scope });
         Ok(Some((plan, counts)))
     }
 
@@ -321,6 +328,38 @@ impl Manager {
             };
             let Some(oldest) = self.book.by_use.values().copied().find(idle) else { return };
             self.expire(oldest);
+        }
+    }
+
+    /// The plans and turns of a conversation, or of a scope, are no more. Pages that they name stay: what nobody else has
+    /// used goes with its blocks.
+    pub(super) fn forget_plans(&mut self, conversation: Option<ConversationKey>, scope: Option<Scope>) {
+        let turns = conversation.and_then(|conversation| self.book.remove(conversation)).unwrap_or_default();
+        let is_meant = |id: &PlanId, plan: &Plan| {
+            let is_of = conversation.is_some() && plan.conversation == conversation;
+            is_of || turns.plans.contains(id) || scope == Some(plan.scope)
+        };
+        let gone: Vec<PlanId> = self.plans.iter().filter(|(id, plan)| is_meant(id, plan)).map(|(id, _)| *id).collect();
+        for plan in gone.into_iter().filter_map(|id| self.plans.remove(&id)) {
+            for (page, serial) in plan.pages {
+                self.store.unname_plan(page, serial);
+            }
+        }
+        if scope.is_some() {
+            self.forget_turns(scope);
+        }
+    }
+
+    /// Turns of the scope, and conversations that have neither turn nor plan, are no more.
+    fn forget_turns(&mut self, scope: Option<Scope>) {
+        for conversation in self.book.turns.keys().copied().collect::<Vec<_>>() {
+            let Some(turns) = self.book.turns.get_mut(&conversation) else { continue };
+            let scope_of = |id| self.sequences.get(&id).map(|sequence| sequence.scope);
+            turns.current = turns.current.filter(|id| scope_of(*id) != scope);
+            turns.plans.retain(|plan| self.plans.contains_key(plan));
+            if turns.current.is_none() && turns.plans.is_empty() {
+                self.book.remove(conversation);
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use super::config::Error;
 use super::pages::PageId;
 use super::sequence::{Committing, Owned, Sequence, SequenceId};
 use super::store::{Copy, Store};
-use super::tree::{Inserted, NodeId};
+use super::tree::NodeId;
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 
@@ -106,7 +106,7 @@ impl Sequence {
         };
         for block in there..self.path.len() {
             let tokens = &self.tokens[block * block_tokens..][..block_tokens];
-            let Inserted::Here(node) = store.tree.insert(parent, tokens) else { return };
+            let Some(node) = store.insert(parent, tokens, self.conversation) else { return };
             self.path[block] = store.tree.reference(node);
             for life_cycle in store.published() {
                 let owned = self.owned(block as u32, life_cycle).map(|owned| owned.page);
@@ -139,10 +139,7 @@ impl Sequence {
         let block = self.path.len() as u32;
         let tokens = &self.tokens[block as usize * store.block_tokens() as usize..];
         let parent = self.last_node(store)?;
-        match store.tree.insert(parent, tokens) {
-            Inserted::Here(node) => Some((node, block)),
-            Inserted::Useless => None,
-        }
+        store.insert(parent, tokens, self.conversation).map(|node| (node, block))
     }
 
     /// Publishes the full blocks from that of token `from` on, for the life cycles that are `wanted`.
@@ -155,7 +152,7 @@ impl Sequence {
                 return;
             };
             let tokens = &self.tokens[block as usize * block_tokens..][..block_tokens];
-            let Inserted::Here(node) = store.tree.insert(parent, tokens) else {
+            let Some(node) = store.insert(parent, tokens, self.conversation) else {
                 self.committing = Committing::Records;
                 return;
             };

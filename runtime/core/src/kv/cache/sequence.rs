@@ -136,6 +136,7 @@ impl Sequence {
             restorable: Vec::new(),
             width,
         };
+        store.use_path(&path, reused, conversation);
         sequence.hold_reused(store, &path, reused);
         let opened = Opened {
             reused_tokens: reused,

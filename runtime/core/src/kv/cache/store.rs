@@ -1,6 +1,7 @@
 //! Pages and tree together: what is linked where, and what goes when a page vanishes.
 
 use super::config::{Commits, Config};
+use super::forget::Owners;
 use super::lifecycle::{LifeCycle, Policy};
 use super::pages::{PageId, Pages, Place};
 use super::plans::Mark;
@@ -57,6 +58,7 @@ pub(super) struct Store {
     published: Members,
     pub pages: Pages,
     pub tree: Tree,
+    pub owners: Owners,
     /// Pages that drop plans name.
     pub marks: BTreeMap<PageId, Mark>,
     /// Nodes that may have been left without children and pages. They go when nothing else is under way.
@@ -78,6 +80,7 @@ impl Store {
         Self {
             pages,
             tree: Tree::new(config.block_tokens, config.life_cycles.len()),
+            owners: Owners::default(),
             attention: Members::of(&config, |one| !one.is_state()),
             published: Members::of(&config, LifeCycle::is_published),
             config,
@@ -212,7 +215,7 @@ impl Store {
     }
 
     /// The tree does not name the page any more: without a holder it is gone.
-    fn unname(&mut self, page: PageId) {
+    pub fn unname(&mut self, page: PageId) {
         self.pages.orphan(page);
         if self.pages.get(page).holders() == 0 {
             self.free_page(page);
@@ -271,14 +274,14 @@ impl Store {
         self.tree.links(node).iter().all(Option::is_none)
     }
 
-    fn remove_node(&mut self, node: NodeId) {
+    pub fn remove_node(&mut self, node: NodeId) {
         for life_cycle in 0..self.config.life_cycles.len() {
             if let Some(page) = self.tree.link(node, life_cycle) {
                 self.tree.set_link(node, life_cycle, None);
                 self.unname(page);
             }
         }
-        self.tree.remove(node);
+        self.take_out(node);
     }
 
     /// The node may turn out to hold nothing.
@@ -307,7 +310,7 @@ impl Store {
             let mut next = self.tree.resolve(reference);
             while let Some(node) = next.filter(|node| self.tree.is_leaf(*node) && self.is_without_pages(*node)) {
                 next = self.tree.parent(node);
-                self.tree.remove(node);
+                self.take_out(node);
             }
         }
     }

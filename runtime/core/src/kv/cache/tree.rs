@@ -4,6 +4,7 @@
 //! a block is found in the order of the siblings' tokens, so wide fan-out costs little.
 
 use super::Violation;
+use super::forget::OwnerId;
 use super::pages::PageId;
 use crate::ids::TokenId;
 use crate::kv::identity::{BlockKey, Scope};
@@ -45,18 +46,27 @@ struct Node {
     children: Option<NodeId>,
     before: Option<NodeId>,
     after: Option<NodeId>,
-    /// Counts the blocks that had this id.
+    /// Counts the blocks that had this id, and their ends: odd while there is one.
     birth: u32,
-    alive: bool,
+    owner: Option<OwnerId>,
+}
+
+impl Node {
+    fn is_alive(&self) -> bool {
+        self.birth % 2 == 1
+    }
 }
 
 /// What came of putting a block into the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Inserted {
-    /// In it now, with the pages of the shorter block that it replaced, if there was one.
+    /// It was there.
     Here(NodeId),
+    New(NodeId),
+    /// In it now, with the pages of the shorter block of so many tokens that it replaced.
+    Longer(NodeId, u32),
     /// A longer sibling covers it.
-    Useless,
+    Useless(NodeId),
 }
 
 /// Siblings around a sequence of tokens, in their order.
@@ -132,6 +142,21 @@ impl Tree {
         self.node(id).parent
     }
 
+    /// The only conversation that has used the block.
+    pub fn owner(&self, id: NodeId) -> Option<OwnerId> {
+        self.node(id).owner
+    }
+
+    pub fn set_owner(&mut self, id: NodeId, owner: Option<OwnerId>) {
+        self.node_mut(id).owner = owner;
+    }
+
+    /// All that are there, roots included.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        let alive = self.nodes.iter().enumerate().filter(|(_, node)| node.is_alive());
+        alive.map(|(index, _)| NodeId::at(index))
+    }
+
     /// Which block of its sequence it is; 0 for a root as well.
     pub fn ordinal(&self, id: NodeId) -> u32 {
         self.node(id).depth.saturating_sub(1)
@@ -146,8 +171,7 @@ impl Tree {
     }
 
     pub fn resolve(&self, reference: NodeRef) -> Option<NodeId> {
-        let node = self.node(reference.id);
-        (node.alive && node.birth == reference.birth).then_some(reference.id)
+        (self.node(reference.id).birth == reference.birth).then_some(reference.id)
     }
 
     /// Blocks, roots apart.
@@ -266,21 +290,21 @@ impl Tree {
             return Inserted::Here(same);
         }
         let Neighbours { before, after, .. } = self.neighbours(parent, tokens);
-        if after.is_some_and(|after| self.tokens(after).starts_with(tokens)) {
-            return Inserted::Useless;
+        if let Some(longer) = after.filter(|after| self.tokens(*after).starts_with(tokens)) {
+            return Inserted::Useless(longer);
         }
         let key = self.node(parent).key.child(tokens);
         let shorter = before.filter(|before| tokens.starts_with(self.tokens(*before)));
-        let id = match shorter {
-            Some(shorter) => {
-                self.unlist(shorter);
-                self.write(shorter, key, tokens);
-                shorter
-            }
-            None => self.add(key, Some(parent), tokens),
+        let Some(shorter) = shorter else {
+            let id = self.add(key, Some(parent), tokens);
+            self.list(parent, id);
+            return Inserted::New(id);
         };
-        self.list(parent, id);
-        Inserted::Here(id)
+        let had = self.node(shorter).len;
+        self.unlist(shorter);
+        self.write(shorter, key, tokens);
+        self.list(parent, shorter);
+        Inserted::Longer(shorter, had)
     }
 
     /// Takes a leaf out. Its links must be dealt with before.
@@ -292,14 +316,14 @@ impl Tree {
             self.roots.remove(&scope);
         }
         let node = self.node_mut(id);
-        (node.alive, node.parent) = (false, None);
+        (node.birth, node.parent) = (node.birth.wrapping_add(1), None);
         self.vacant.push(id);
     }
 
     fn add(&mut self, key: BlockKey, parent: Option<NodeId>, tokens: &[TokenId]) -> NodeId {
         let depth = parent.map_or(0, |parent| self.node(parent).depth + 1);
-        let node =
-            Node { key, parent, depth, len: 0, children: None, before: None, after: None, birth: 0, alive: true };
+        let (children, before, after, owner) = (None, None, None, None);
+        let node = Node { key, parent, depth, len: 0, children, before, after, birth: 1, owner };
         let id = match self.vacant.pop() {
             Some(id) => {
                 let birth = self.node(id).birth.wrapping_add(1);
@@ -423,7 +447,7 @@ impl Tree {
         is_whole: impl Fn(NodeId) -> bool,
     ) -> Result<(), Violation> {
         let mut blocks = 0;
-        for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
+        for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.is_alive()) {
             let id = NodeId::at(index);
             let children = self.children(id);
             for (life_cycle, page) in self.links(id).iter().enumerate() {
@@ -445,7 +469,7 @@ impl Tree {
             }
             match node.parent {
                 None if self.scopes.contains_key(&id) => {}
-                Some(parent) if self.node(parent).alive && self.children(parent).contains(&id) => {
+                Some(parent) if self.node(parent).is_alive() && self.children(parent).contains(&id) => {
                     blocks += 1;
                     let grand = self.node(parent).parent;
                     if grand.is_some() && self.node(parent).len != self.block_tokens.get() {

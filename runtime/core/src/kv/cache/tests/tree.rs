@@ -21,7 +21,7 @@ proptest! {
         let mut list: Vec<Vec<u32>> = Vec::new();
         for block in &blocks {
             let useless = list.iter().any(|other| other.len() > block.len() && other.starts_with(block));
-            prop_assert_eq!(matches!(tree.insert(root, block), Inserted::Useless), useless);
+            prop_assert_eq!(matches!(tree.insert(root, block), Inserted::Useless(_)), useless);
             if !useless && !list.contains(block) {
                 list.retain(|other| !block.starts_with(other));
                 list.push(block.clone());
@@ -51,11 +51,11 @@ proptest! {
 fn a_node_is_not_taken_for_one_that_had_its_id() {
     let mut tree = Tree::new(some(2), 1);
     let root = tree.root_or_new(&SCOPE);
-    let Inserted::Here(first) = tree.insert(root, &[1, 2]) else { panic!("nothing else is there") };
+    let Inserted::New(first) = tree.insert(root, &[1, 2]) else { panic!("nothing else is there") };
     let reference = tree.reference(first);
     tree.remove(first);
     assert_eq!(tree.resolve(reference), None);
-    let Inserted::Here(second) = tree.insert(root, &[3, 4]) else { panic!("nothing else is there") };
+    let Inserted::New(second) = tree.insert(root, &[3, 4]) else { panic!("nothing else is there") };
     assert_eq!((first, tree.resolve(reference)), (second, None));
 }
 
