@@ -368,7 +368,7 @@ impl Rig {
     fn other(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
         let tokens = Self::tokens(choices.below(STREAMS.into()) as u8, choices.below(TOKENS_MAX));
         let scope = Scope { tenant: u64::from(choices.below(8) / 7), adapter: None };
-        match choices.below(5) {
+        match choices.below(7) {
             0 => {
                 let at = (choices.below(16), choices.below(3) as u8);
                 self.attempt(|manager, _| Ok(manager.unlink(&scope, &tokens, at)), |gone| *gone);
@@ -377,7 +377,8 @@ impl Rig {
                 self.attempt(|manager, copies| Ok(manager.prefetch(&scope, &tokens, copies)), |fits| *fits);
             }
             2 => self.close(id),
-            3 => self.resize(id, choices),
+            3 => self.forget(scope, &tokens, choices),
+            4 | 5 => self.resize(id, choices),
             _ => self.resize_pools(choices),
         }
     }
@@ -396,6 +397,21 @@ impl Rig {
         if self.attempt(|manager, copies| manager.resize_pools(tier as u8, &wanted, copies), |()| true) {
             // The memory of slots that went is somebody else's now.
             self.bytes.retain(|at, _| u32::from(at.tier) != tier || at.slot < wanted[usize::from(at.group)]);
+        }
+    }
+
+    /// A conversation or a scope is forgotten: a second time there is nothing left to forget.
+    fn forget(&mut self, scope: Scope, tokens: &[TokenId], choices: &mut Choices<'_>) {
+        let named = ConversationKey(u128::from(choices.below(5)));
+        if choices.below(4) > 0 {
+            let open = self.running.values().filter(|running| running.conversation == named && named.0 > 0).count();
+            let forgotten = self.manager.forget_conversation(named);
+            assert_eq!(forgotten.pending_sequences as usize, open);
+            let again = self.manager.forget_conversation(named);
+            assert_eq!((again.pages, again.blocks), (0, 0), "{named} was not forgotten at once");
+        } else {
+            self.manager.forget_scope(&scope);
+            assert_eq!(self.manager.probe_path(&scope, tokens), (0, 0), "a scope was not forgotten at once");
         }
     }
 

@@ -45,7 +45,7 @@ fn what_only_the_conversation_used_goes_and_the_system_prompt_stays() {
         assert_eq!(bed.manager.owners(), 1);
         assert_eq!(forget(&mut bed, CHAT), Forgotten::default());
         assert!(forget(&mut bed, OTHER).pages > 0);
-        assert_eq!((bed.manager.owners(), bed.probe(&other)), (0, 8));
+        assert_eq!((bed.manager.owners(), bed.probe(&other)), (0, 10));
         assert!(bed.manager.metadata_bytes() > before, "nodes are used again, not given back");
     }
 }
@@ -269,6 +269,7 @@ proptest! {
         steps in proptest::collection::vec(0usize..4, 0..60),
     ) {
         let is_other = |asked: &Asked| asked.user != Some(CHAT);
+        // Where a request reuses less, its chunks end elsewhere, and so do its end points.
         let exact = config.commits == Commits::EveryBlock;
         let mut forgetful = Server::new(config.clone(), &before, |_| true);
         let mut ignorant = Server::new(config, &before, is_other);
@@ -286,7 +287,7 @@ proptest! {
         prop_assert_eq!(forgetful.evicted_pages(), 0);
         for Asked { tokens, .. } in &before {
             let (left, right) = (forgetful.probe(&SCOPE, tokens), ignorant.probe(&SCOPE, tokens));
-            prop_assert!(left >= right && (left == right || !exact), "{left} tokens instead of {right}");
+            prop_assert!(left == right || !exact, "{left} tokens instead of {right}");
             let same = |other: &Asked| other.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count() as u32;
             let used = before.iter().filter(|asked| is_other(asked)).map(same).max().unwrap_or(0);
             prop_assert!(left <= used, "{left} tokens, of which others used {used}");
