@@ -111,6 +111,7 @@ pub fn configuration(choices: &mut Choices<'_>) -> Config {
         match_backoff_tokens: u32::from(flags >> 3 & 1),
         turns_max: 1 + u32::from(flags >> 4 & 1),
         conversations_max: 3,
+        conversation_ttl_us: (flags & 32 > 0).then_some(400),
     }
 }
 
@@ -137,12 +138,20 @@ pub struct Rig {
     running: BTreeMap<SequenceId, Running>,
     plans: Vec<PlanId>,
     copies: Vec<Copy>,
+    now_us: u64,
 }
 
 impl Rig {
     pub fn new(config: Config) -> Self {
         let manager = Manager::new(config).expect("the configurations are right");
-        Self { manager, bytes: BTreeMap::new(), running: BTreeMap::new(), plans: Vec::new(), copies: Vec::new() }
+        Self {
+            manager,
+            bytes: BTreeMap::new(),
+            running: BTreeMap::new(),
+            plans: Vec::new(),
+            copies: Vec::new(),
+            now_us: 0,
+        }
     }
 
     fn block_tokens(&self) -> usize {
@@ -351,7 +360,7 @@ impl Rig {
     fn turn(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
         let named = ConversationKey(u128::from(choices.below(5)));
         let conversation = self.running.get(&id).map_or(named, |running| running.conversation);
-        match choices.below(4) {
+        match choices.below(5) {
             0 => {
                 self.attempt(|manager, _| manager.begin_turn(conversation, id), |_| true);
             }
@@ -361,8 +370,19 @@ impl Rig {
             2 => {
                 self.attempt(|manager, _| manager.abandon_turn(conversation, id), |()| true);
             }
+            3 => self.tick(choices.below(200)),
             _ => self.manager.expire(named),
         }
+    }
+
+    /// Time passes; what is due is done at once.
+    fn tick(&mut self, elapsed_us: u32) {
+        self.now_us += u64::from(elapsed_us);
+        self.manager.advance(self.now_us);
+        assert!(
+            self.manager.poll_timeout().is_none_or(|at_us| at_us > self.now_us),
+            "a conversation outlived its time"
+        );
     }
 
     fn other(&mut self, id: SequenceId, choices: &mut Choices<'_>) {

@@ -94,6 +94,7 @@ impl Configured {
             match_backoff_tokens: self.backoff,
             turns_max: self.max_num_turns,
             conversations_max: CONVERSATIONS_MAX,
+            conversation_ttl_us: None,
         })
     }
 }

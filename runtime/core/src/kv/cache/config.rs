@@ -38,6 +38,8 @@ pub struct Config {
     pub turns_max: u32,
     /// Conversations that are remembered; beyond them, the one used longest ago expires.
     pub conversations_max: u32,
+    /// Time after its last turn began or ended at which a conversation expires; `None`: only others make it expire.
+    pub conversation_ttl_us: Option<u64>,
 }
 
 impl Config {

@@ -9,24 +9,73 @@ use serde::{Deserialize, Serialize};
 /// A call of the manager's; see the method of the same name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Input {
-    Create { sequence: SequenceId, scope: Scope, tokens: Vec<TokenId>, conversation: Option<ConversationKey> },
-    Resume { sequence: SequenceId, restored: Vec<u8> },
-    Resize { sequence: SequenceId, capacity: Option<u32>, history: Option<u32> },
-    Commit { sequence: SequenceId, tokens: Vec<TokenId>, after: After },
-    Stop { sequence: SequenceId },
-    Suspend { sequence: SequenceId },
-    Close { sequence: SequenceId },
-    Plan { sequence: SequenceId },
-    DropPlan { plan: PlanId },
-    BeginTurn { conversation: ConversationKey, sequence: SequenceId },
-    EndTurn { conversation: ConversationKey, sequence: SequenceId },
-    AbandonTurn { conversation: ConversationKey, sequence: SequenceId },
-    Expire { conversation: ConversationKey },
-    Forget { conversation: ConversationKey },
-    ForgetScope { scope: Scope },
-    Prefetch { scope: Scope, tokens: Vec<TokenId> },
-    ResizePools { tier: u8, slots: Vec<u32> },
+    Create {
+        sequence: SequenceId,
+        scope: Scope,
+        tokens: Vec<TokenId>,
+        conversation: Option<ConversationKey>,
+    },
+    Resume {
+        sequence: SequenceId,
+        restored: Vec<u8>,
+    },
+    Resize {
+        sequence: SequenceId,
+        capacity: Option<u32>,
+        history: Option<u32>,
+    },
+    Commit {
+        sequence: SequenceId,
+        tokens: Vec<TokenId>,
+        after: After,
+    },
+    Stop {
+        sequence: SequenceId,
+    },
+    Suspend {
+        sequence: SequenceId,
+    },
+    Close {
+        sequence: SequenceId,
+    },
+    Plan {
+        sequence: SequenceId,
+    },
+    DropPlan {
+        plan: PlanId,
+    },
+    BeginTurn {
+        conversation: ConversationKey,
+        sequence: SequenceId,
+    },
+    EndTurn {
+        conversation: ConversationKey,
+        sequence: SequenceId,
+    },
+    AbandonTurn {
+        conversation: ConversationKey,
+        sequence: SequenceId,
+    },
+    Expire {
+        conversation: ConversationKey,
+    },
+    Forget {
+        conversation: ConversationKey,
+    },
+    ForgetScope {
+        scope: Scope,
+    },
+    Prefetch {
+        scope: Scope,
+        tokens: Vec<TokenId>,
+    },
+    ResizePools {
+        tier: u8,
+        slots: Vec<u32>,
+    },
     Clear,
+    /// Time has passed: what is due at `Manager::poll_timeout` is done.
+    Tick,
 }
 
 /// What follows from an input: copies to be made in their order, then one answer.
@@ -48,7 +97,9 @@ pub enum Effect {
 
 impl Manager {
     /// Takes one input and appends what follows from it. Total: what makes no sense is `Refused`.
-    pub fn handle(&mut self, _now_us: u64, input: Input, out: &mut Vec<Effect>) {
+    /// Conversations whose time has come expire first.
+    pub fn handle(&mut self, now_us: u64, input: Input, out: &mut Vec<Effect>) {
+        self.advance(now_us);
         let mut copies = Vec::new();
         let answer = self.answer(input, &mut copies);
         out.extend(copies.into_iter().map(Effect::Copy));
@@ -101,6 +152,7 @@ impl Manager {
                 self.resize_pools(tier, &slots, copies)?;
                 Effect::Done
             }
+            Input::Tick => Effect::Done,
             Input::Clear => {
                 self.clear()?;
                 Effect::Done

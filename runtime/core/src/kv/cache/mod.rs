@@ -369,7 +369,7 @@ impl Manager {
         let floors: Vec<u32> = (0..self.store.pages.groups()).map(|group| self.store.pages.floor(0, group)).collect();
         self.store = Store::new(self.store.config.clone());
         self.set_floors(&floors)?;
-        (self.plans, self.book) = (BTreeMap::new(), Book::default());
+        (self.plans, self.book) = (BTreeMap::new(), self.book.cleared());
         Ok(())
     }
 

@@ -77,6 +77,7 @@ struct Turns {
     /// Oldest first.
     plans: VecDeque<PlanId>,
     last_use: u64,
+    last_use_us: u64,
 }
 
 /// The conversations that have a turn or a plan.
@@ -85,6 +86,8 @@ pub(super) struct Book {
     turns: BTreeMap<ConversationKey, Turns>,
     by_use: BTreeMap<u64, ConversationKey>,
     uses: u64,
+    /// It never goes back, so the order of uses is that of their times.
+    now_us: u64,
 }
 
 impl Book {
@@ -92,11 +95,16 @@ impl Book {
         self.turns.len()
     }
 
+    /// An empty one at the same time.
+    pub fn cleared(&self) -> Self {
+        Self { now_us: self.now_us, ..Self::default() }
+    }
+
     fn touch(&mut self, conversation: ConversationKey) -> &mut Turns {
         self.uses += 1;
         let turns = self.turns.entry(conversation).or_default();
         self.by_use.remove(&turns.last_use);
-        turns.last_use = self.uses;
+        (turns.last_use, turns.last_use_us) = (self.uses, self.now_us);
         self.by_use.insert(self.uses, conversation);
         turns
     }
@@ -322,13 +330,37 @@ impl Manager {
 
     fn forget_conversations(&mut self) {
         while self.book.turns.len() > self.store.config.conversations_max as usize {
-            let idle = |conversation: &ConversationKey| {
-                let current = self.book.turns.get(conversation).and_then(|turns| turns.current);
-                current.is_none_or(|current| !self.sequences.contains_key(&current))
-            };
-            let Some(oldest) = self.book.by_use.values().copied().find(idle) else { return };
+            let Some(oldest) = self.oldest_idle() else { return };
             self.expire(oldest);
         }
+    }
+
+    /// The conversation used longest ago, those apart whose current turn is under way.
+    fn oldest_idle(&self) -> Option<ConversationKey> {
+        let idle = |conversation: &ConversationKey| {
+            let current = self.book.turns.get(conversation).and_then(|turns| turns.current);
+            current.is_none_or(|current| !self.sequences.contains_key(&current))
+        };
+        self.book.by_use.values().copied().find(idle)
+    }
+
+    /// It is that time, or a later one that was named before: conversations expire whose time has come.
+    pub fn advance(&mut self, now_us: u64) {
+        self.book.now_us = self.book.now_us.max(now_us);
+        while self.poll_timeout().is_some_and(|at_us| at_us <= self.book.now_us) {
+            let Some(oldest) = self.oldest_idle() else { return };
+            self.expire(oldest);
+        }
+    }
+
+    /// When the next conversation expires, unless it is used before.
+    ///
+    /// # Cost
+    /// The conversations whose turns are under way, at most.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let ttl_us = self.store.config.conversation_ttl_us?;
+        let turns = self.book.turns.get(&self.oldest_idle()?)?;
+        Some(turns.last_use_us.saturating_add(ttl_us))
     }
 
     /// The plans and turns of a conversation, or of a scope, are no more. Pages that they name stay: what nobody else has

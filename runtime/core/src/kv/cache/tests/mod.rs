@@ -43,6 +43,7 @@ fn config(block_tokens: u32, life_cycles: Vec<LifeCycle>, tiers: Vec<Vec<u32>>) 
         match_backoff_tokens: 0,
         turns_max: 1,
         conversations_max: 100,
+        conversation_ttl_us: None,
     }
 }
 

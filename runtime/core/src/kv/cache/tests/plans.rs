@@ -2,7 +2,7 @@ use super::{Bed, SCOPE, config, count, fork, required, window};
 use crate::ids::{ConversationKey, TokenId};
 use crate::kv::cache::checkpoint::{MARGINS, Publishing, Tail};
 use crate::kv::cache::lifecycle::{LifeCycle, Policy, Retention};
-use crate::kv::cache::{Commits, Config, PlanId, Turn, TurnEnd};
+use crate::kv::cache::{Commits, Config, Effect, Input, PlanId, Turn, TurnEnd};
 
 const CHAT: ConversationKey = ConversationKey(1);
 
@@ -222,4 +222,44 @@ fn conversations_beyond_the_limit_expire_and_take_their_plans_along() {
     }
     assert_eq!(bed.manager.conversations(), 3);
     assert_eq!([0, 1, 2, 3, 4, 5].map(|chat| bed.probe(&count(100 * chat, 10))), [10, 0, 0, 0, 10, 10]);
+}
+
+#[test]
+fn an_idle_conversation_expires_and_its_plans_are_dropped() {
+    let life_cycles = vec![required(Retention::Full, 0), required(window(4), 1)];
+    let ttl = Config { conversation_ttl_us: Some(100), ..end_points(config(4, life_cycles, vec![vec![90, 90]])) };
+    let mut bed = Bed::new(ttl);
+    assert_eq!(bed.manager.poll_timeout(), None);
+    bed.manager.advance(50);
+    let tokens = count(0, 16);
+    turn(&mut bed, &tokens, &[]);
+    // One that is under way never expires, one whose sequence is closed does.
+    bed.conversation = Some(ConversationKey(2));
+    let (running, _) = bed.open(&[]);
+    bed.manager.begin_turn(ConversationKey(2), running).expect("it is open");
+    assert_eq!((bed.manager.poll_timeout(), bed.probe(&tokens)), (Some(150), 16));
+    let mut out = Vec::new();
+    for (now_us, left) in [(149, 2), (20, 2), (150, 1), (10_000, 1)] {
+        bed.manager.handle(now_us, Input::Tick, &mut out);
+        bed.check();
+        assert_eq!(bed.manager.conversations(), left, "at {now_us}");
+    }
+    assert_eq!((out.as_slice(), bed.manager.poll_timeout()), (&[const { Effect::Done }; 4][..], None));
+    assert_eq!(bed.probe(&tokens), 0, "the window's pages went with the plan");
+    bed.close(running);
+    assert_eq!(bed.manager.poll_timeout(), Some(150));
+    bed.manager.handle(10_001, Input::Clear, &mut out);
+    assert_eq!((bed.manager.conversations(), bed.manager.poll_timeout()), (0, None));
+}
+
+#[test]
+fn a_conversation_in_use_does_not_expire() {
+    let life_cycles = vec![required(Retention::Full, 0), required(window(4), 1)];
+    let ttl = Config { conversation_ttl_us: Some(100), ..end_points(config(4, life_cycles, vec![vec![90, 90]])) };
+    let mut bed = Bed::new(ttl);
+    for round in 1..6u32 {
+        bed.manager.advance(u64::from(round) * 90);
+        turn(&mut bed, &count(0, 8 * round), &[]);
+        assert_eq!((bed.manager.conversations(), bed.manager.poll_timeout()), (1, Some(u64::from(round) * 90 + 100)));
+    }
 }
