@@ -112,6 +112,7 @@ pub fn configuration(choices: &mut Choices<'_>) -> Config {
         turns_max: 1 + u32::from(flags >> 4 & 1),
         conversations_max: 3,
         conversation_ttl_us: (flags & 32 > 0).then_some(400),
+        scope_quota_ppm: (flags & 64 > 0).then_some(PPM / 2),
     }
 }
 

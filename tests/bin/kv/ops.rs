@@ -95,6 +95,7 @@ impl Configured {
             turns_max: self.max_num_turns,
             conversations_max: CONVERSATIONS_MAX,
             conversation_ttl_us: None,
+            scope_quota_ppm: None,
         })
     }
 }

@@ -45,6 +45,7 @@ impl Manager {
         }
         self.check_holders()?;
         self.store.check_owners()?;
+        self.check_quotas()?;
         self.check_plans()
     }
 

@@ -40,6 +40,9 @@ pub struct Config {
     pub conversations_max: u32,
     /// Time after its last turn began or ended at which a conversation expires; `None`: only others make it expire.
     pub conversation_ttl_us: Option<u64>,
+    /// Share of each pool group's slots, all tiers together, that one scope's pages may take while nobody uses them, in parts
+    /// per million; `None`: any.
+    pub scope_quota_ppm: Option<u32>,
 }
 
 impl Config {
@@ -61,6 +64,9 @@ impl Config {
         }
         if let Some(group) = self.tiers[0].iter().position(|slots| *slots == 0) {
             return Err(ConfigError::EmptyPool { group });
+        }
+        if let Some(quota_ppm) = self.scope_quota_ppm.filter(|quota_ppm| *quota_ppm > PPM) {
+            return Err(ConfigError::ScopeQuota { quota_ppm });
         }
         for (index, life_cycle) in self.life_cycles.iter().enumerate() {
             if usize::from(life_cycle.group) >= groups {
@@ -97,6 +103,8 @@ pub enum ConfigError {
     TooManySlots,
     #[error("KV pool group {group} has no slot on the device")]
     EmptyPool { group: usize },
+    #[error("KV quota of a scope is {quota_ppm} parts per million (at most {PPM})")]
+    ScopeQuota { quota_ppm: u32 },
     #[error("KV life cycle {life_cycle} is in pool group {group}, but there are {groups}")]
     UnknownGroup { life_cycle: usize, group: u8, groups: usize },
     #[error("KV life cycle {life_cycle} has priority {class} (at most {PRIORITY_MAX})")]

@@ -17,6 +17,7 @@ mod machine;
 mod pages;
 mod plans;
 mod publish;
+mod quota;
 pub mod rebalance;
 mod resize;
 pub mod reuse;

@@ -1,6 +1,7 @@
 //! Pages and the slots they lie in: who keeps a page where, and which one goes first.
 
 use super::Violation;
+use super::quota::Quotas;
 use super::tree::NodeId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -132,6 +133,7 @@ pub(super) struct Pages {
     pools: Vec<Pool>,
     groups: u8,
     tiers: u8,
+    pub quotas: Option<Box<Quotas>>,
 }
 
 impl Pages {
@@ -154,6 +156,7 @@ impl Pages {
             pools: tiers.iter().flatten().map(pool).collect(),
             groups: tiers.first().map_or(0, Vec::len) as u8,
             tiers: tiers.len() as u8,
+            quotas: None,
         }
     }
 
@@ -267,6 +270,9 @@ impl Pages {
         assert!(page.alive, "{id:?} is freed twice");
         (page.alive, page.node) = (false, None);
         let place = page.place;
+        if let Some(quotas) = &mut self.quotas {
+            quotas.discharge(id);
+        }
         self.pool_mut(place.tier, place.group).returned.push(place.slot);
         self.vacant.push(id);
     }
@@ -313,6 +319,9 @@ impl Pages {
     /// One more sequence holds the page; it keeps its place in the order.
     pub fn hold(&mut self, id: PageId) {
         self.page_mut(id).holders += 1;
+        if let Some(quotas) = &mut self.quotas {
+            quotas.set_droppable(id, None);
+        }
         if !self.is_evictable(id) {
             self.unqueue(id);
         }
@@ -381,7 +390,10 @@ impl Pages {
         if !self.is_evictable(id) {
             return;
         }
-        let Page { place, priority, .. } = *self.get(id);
+        let Page { place, priority, holders, .. } = *self.get(id);
+        if let Some(quotas) = self.quotas.as_mut().filter(|_| holders == 0) {
+            quotas.set_droppable(id, Some((priority, place.tier)));
+        }
         let pool = self.pool_mut(place.tier, place.group);
         pool.queued += 1;
         let ends = pool.classes.get_mut(&priority);

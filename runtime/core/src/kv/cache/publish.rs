@@ -268,11 +268,12 @@ impl Sequence {
             return;
         }
         let nodes: Vec<_> = published.iter().map(|page| store.tree.reference(page.node)).collect();
+        store.make_way(self.scope, &wanted);
         store.make_room(0, &wanted, copies);
         for (page, node) in published.iter().zip(nodes) {
             // Making room may have taken the block itself.
             let (Some(_), Some(source)) = (store.tree.resolve(node), self.source(store, page)) else { continue };
-            let copy = store.allocate(page.life_cycle, page.block);
+            let copy = self.allocate(store, page.life_cycle, page.block);
             copies.push(Copy { from: store.pages.get(source.page).place, to: store.pages.get(copy).place });
             store.link(page.node, page.life_cycle, copy, page.covered);
             store.release(copy, true);

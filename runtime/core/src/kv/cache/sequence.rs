@@ -225,6 +225,7 @@ impl Sequence {
         for (life_cycle, _) in &fresh {
             wanted[usize::from(store.life_cycle(*life_cycle).group)] += 1;
         }
+        let made = wanted.clone();
         let pages = rows.iter().map(|row| self.rows[*row]).chain([self.state]).flatten();
         let pages: Vec<PageId> = pages.map(|owned| owned.page).collect();
         for &page in &pages {
@@ -244,6 +245,7 @@ impl Sequence {
                 store.pages.lock(page);
             }
         }
+        store.make_way(self.scope, &made);
         store.make_room(0, &wanted, copies);
         for &page in &pages {
             if store.pages.get(page).place.tier > 0 {
@@ -301,7 +303,7 @@ impl Sequence {
     fn add_fresh(&mut self, store: &mut Store, fresh: Vec<(u8, Option<u32>)>, copies: &mut Vec<Copy>) {
         let mut sources = Vec::new();
         for (life_cycle, block) in fresh {
-            let owned = Owned { page: store.allocate(life_cycle, block.unwrap_or(0)), locked: true };
+            let owned = Owned { page: self.allocate(store, life_cycle, block.unwrap_or(0)), locked: true };
             let before = match block {
                 Some(block) => {
                     let row = self.row(block, life_cycle);
@@ -357,6 +359,7 @@ impl Sequence {
         if passed {
             self.release_stale(store);
         }
+        store.make_way(self.scope, &wanted);
         store.make_room(0, &wanted, copies);
         let mut new: Vec<(u32, u8)> = Vec::new();
         for life_cycle in store.attention() {
@@ -367,7 +370,7 @@ impl Sequence {
         self.rows.resize(blocks as usize * self.width, None);
         for (block, life_cycle) in new {
             let row = self.row(block, life_cycle);
-            self.rows[row] = Some(Owned { page: store.allocate(life_cycle, block), locked: true });
+            self.rows[row] = Some(Owned { page: self.allocate(store, life_cycle, block), locked: true });
         }
         Ok(true)
     }

@@ -5,6 +5,7 @@ use super::forget::Owners;
 use super::lifecycle::{LifeCycle, Policy};
 use super::pages::{PageId, Pages, Place};
 use super::plans::Mark;
+use super::quota::Quotas;
 use super::reuse::{Coverage, Match};
 use super::tree::{NodeId, NodeRef, Tree};
 use crate::ids::TokenId;
@@ -77,6 +78,7 @@ impl Store {
             let floor = pages.floor(0, life_cycle.group) + 1;
             pages.set_floor(life_cycle.group, floor.min(pages.slots(0, life_cycle.group)));
         }
+        pages.quotas = config.scope_quota_ppm.map(|quota_ppm| Box::new(Quotas::new(&config.tiers, quota_ppm)));
         Self {
             pages,
             tree: Tree::new(config.block_tokens, config.life_cycles.len()),
@@ -306,6 +308,7 @@ impl Store {
 
     /// Removes blocks and roots that hold nothing. Called when no one is walking the tree.
     pub fn sweep(&mut self) {
+        self.keep_quotas();
         while let Some(reference) = self.bare.pop() {
             let mut next = self.tree.resolve(reference);
             while let Some(node) = next.filter(|node| self.tree.is_leaf(*node) && self.is_without_pages(*node)) {

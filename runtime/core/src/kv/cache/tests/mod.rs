@@ -3,6 +3,7 @@
 mod errors;
 mod forget;
 mod plans;
+mod quota;
 mod rebalance;
 mod regressions;
 mod resize;
@@ -44,6 +45,7 @@ fn config(block_tokens: u32, life_cycles: Vec<LifeCycle>, tiers: Vec<Vec<u32>>) 
         turns_max: 1,
         conversations_max: 100,
         conversation_ttl_us: None,
+        scope_quota_ppm: None,
     }
 }
 
