@@ -101,11 +101,12 @@ pub fn configuration(choices: &mut Choices<'_>) -> Config {
     };
     let recurrent = life_cycles.iter().any(|one| one.retention == State);
     let flags = choices.byte();
+    let commits = if recurrent || flags & 1 == 1 { Commits::EndPoints } else { Commits::EveryBlock };
     Config {
         block_tokens: NonZeroU32::new(1 + choices.below(5)).expect("not 0"),
         life_cycles,
         tiers,
-        commits: if recurrent || flags & 1 == 1 { Commits::EndPoints } else { Commits::EveryBlock },
+        commits,
         utilisation_ppm_max: [PPM, PPM / 10 * 7][usize::from(flags >> 1 & 1)],
         partial_reuse: flags & 4 == 0,
         match_backoff_tokens: u32::from(flags >> 3 & 1),
@@ -113,6 +114,7 @@ pub fn configuration(choices: &mut Choices<'_>) -> Config {
         conversations_max: 3,
         conversation_ttl_us: (flags & 32 > 0).then_some(400),
         scope_quota_ppm: (flags & 64 > 0).then_some(PPM / 2),
+        endpoint_rewind_tokens: if commits == Commits::EveryBlock { u32::from(flags >> 7) * 3 } else { 0 },
     }
 }
 

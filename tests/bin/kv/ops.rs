@@ -96,6 +96,7 @@ impl Configured {
             conversations_max: CONVERSATIONS_MAX,
             conversation_ttl_us: None,
             scope_quota_ppm: None,
+            endpoint_rewind_tokens: 0,
         })
     }
 }

@@ -43,6 +43,9 @@ pub struct Config {
     /// Share of each pool group's slots, all tiers together, that one scope's pages may take while nobody uses them, in parts
     /// per million; `None`: any.
     pub scope_quota_ppm: Option<u32>,
+    /// Where every block is published: tokens before the end of a prompt, its window apart, at which a later turn may leave
+    /// it. The windows' pages there go last, their other pages first. 0: each life cycle's own classes.
+    pub endpoint_rewind_tokens: u32,
 }
 
 impl Config {
@@ -67,6 +70,9 @@ impl Config {
         }
         if let Some(quota_ppm) = self.scope_quota_ppm.filter(|quota_ppm| *quota_ppm > PPM) {
             return Err(ConfigError::ScopeQuota { quota_ppm });
+        }
+        if self.endpoint_rewind_tokens > 0 && self.commits == Commits::EndPoints {
+            return Err(ConfigError::RewindNeedsEveryBlock { rewind_tokens: self.endpoint_rewind_tokens });
         }
         for (index, life_cycle) in self.life_cycles.iter().enumerate() {
             if usize::from(life_cycle.group) >= groups {
@@ -105,6 +111,8 @@ pub enum ConfigError {
     EmptyPool { group: usize },
     #[error("KV quota of a scope is {quota_ppm} parts per million (at most {PPM})")]
     ScopeQuota { quota_ppm: u32 },
+    #[error("KV end points are kept for a rewind of {rewind_tokens} tokens, but only end points are committed")]
+    RewindNeedsEveryBlock { rewind_tokens: u32 },
     #[error("KV life cycle {life_cycle} is in pool group {group}, but there are {groups}")]
     UnknownGroup { life_cycle: usize, group: u8, groups: usize },
     #[error("KV life cycle {life_cycle} has priority {class} (at most {PRIORITY_MAX})")]

@@ -1,7 +1,7 @@
 //! The manager as a machine: inputs and effects are plain values, so an actor, a simulator and a recorded trace can all
 //! drive it. Nothing here waits for the time.
 
-use super::{After, Copy, Error, Forgotten, Manager, Opened, PlanId, SequenceId, Standing, Turn, TurnEnd};
+use super::{After, Copy, Error, Forgotten, Manager, Opened, PlanId, Request, SequenceId, Standing, Turn, TurnEnd};
 use crate::ids::{ConversationKey, TokenId};
 use crate::kv::identity::Scope;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,9 @@ pub enum Input {
         scope: Scope,
         tokens: Vec<TokenId>,
         conversation: Option<ConversationKey>,
+        /// See `Request`.
+        #[serde(default)]
+        reusable_tokens: Option<u32>,
     },
     Resume {
         sequence: SequenceId,
@@ -108,8 +111,8 @@ impl Manager {
 
     fn answer(&mut self, input: Input, copies: &mut Vec<Copy>) -> Result<Effect, Error> {
         Ok(match input {
-            Input::Create { sequence, scope, tokens, conversation } => {
-                Effect::Created(self.create(sequence, scope, &tokens, conversation)?)
+            Input::Create { sequence, scope, tokens, conversation, reusable_tokens } => {
+                Effect::Created(self.open(sequence, Request { scope, tokens: &tokens, conversation, reusable_tokens })?)
             }
             Input::Resume { sequence, restored } => Effect::Fits(self.resume(sequence, &restored, copies)?),
             Input::Resize { sequence, capacity, history } => {

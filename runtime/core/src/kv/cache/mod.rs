@@ -12,6 +12,7 @@ pub mod checkpoint;
 mod config;
 mod eviction;
 mod forget;
+mod hint;
 pub mod lifecycle;
 mod machine;
 mod pages;
@@ -33,6 +34,7 @@ use super::identity::Scope;
 use crate::ids::{BlockId, ConversationKey, TokenId};
 pub use config::{Commits, Config, ConfigError, Error, ErrorKind, PPM, PRIORITY_MAX};
 pub use forget::Forgotten;
+pub use hint::{ENDPOINT_CLASS, Request};
 pub use machine::{Effect, Input};
 pub use pages::Place;
 use pages::{PageId, State};
@@ -230,10 +232,18 @@ impl Manager {
         tokens: &[TokenId],
         conversation: Option<ConversationKey>,
     ) -> Result<Opened, Error> {
+        self.open(id, Request { scope, tokens, conversation, reusable_tokens: None })
+    }
+
+    /// As `create`, for a prompt of which more or less may be reused later.
+    ///
+    /// # Errors
+    /// It is open already.
+    pub fn open(&mut self, id: SequenceId, request: Request<'_>) -> Result<Opened, Error> {
         if self.sequences.contains_key(&id) {
             return Err(Error::DuplicateSequence { sequence: id });
         }
-        let (sequence, opened) = Sequence::open(&mut self.store, scope, tokens, conversation);
+        let (sequence, opened) = Sequence::open(&mut self.store, request);
         self.sequences.insert(id, sequence);
         Ok(opened)
     }

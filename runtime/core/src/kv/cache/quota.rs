@@ -162,7 +162,7 @@ impl Store {
 impl Sequence {
     /// A page of the sequence's own, on the device. Room was made before.
     pub fn allocate(&self, store: &mut Store, life_cycle: u8, ordinal: u32) -> PageId {
-        let page = store.allocate(life_cycle, ordinal);
+        let page = store.allocate(life_cycle, ordinal, self.hint);
         let group = store.life_cycle(life_cycle).group;
         if let Some(quotas) = &mut store.pages.quotas {
             quotas.charge(page, self.scope, group);

@@ -5,6 +5,7 @@
 
 use super::config::Error;
 use super::eviction::{Change, Queued};
+use super::hint::{Hint, Request};
 use super::pages::PageId;
 use super::store::{Copy, Path, Store};
 use super::tree::NodeRef;
@@ -86,6 +87,7 @@ pub(super) struct Sequence {
     pub resumed: bool,
     pub committing: Committing,
     pub conversation: Option<ConversationKey>,
+    pub hint: Option<Hint>,
     /// Lengths that it published as end points.
     pub ends: Vec<u32>,
     /// The tree's nodes of its committed full blocks.
@@ -103,12 +105,8 @@ pub(super) struct Sequence {
 
 impl Sequence {
     /// Holds what a new sequence of these tokens can reuse.
-    pub fn open(
-        store: &mut Store,
-        scope: Scope,
-        tokens: &[TokenId],
-        conversation: Option<ConversationKey>,
-    ) -> (Self, Opened) {
+    pub fn open(store: &mut Store, request: Request<'_>) -> (Self, Opened) {
+        let Request { scope, tokens, conversation, reusable_tokens } = request;
         let path = store.matched(&scope, tokens, &[]);
         let backoff = store.config.match_backoff_tokens;
         let reused = store.reusable(&path, backoff);
@@ -124,6 +122,11 @@ impl Sequence {
             resumed: false,
             committing: Committing::Publishes,
             conversation,
+            hint: Some(Hint {
+                reusable_tokens: reusable_tokens.unwrap_or(tokens.len() as u32),
+                rewind_tokens: store.config.endpoint_rewind_tokens,
+            })
+            .filter(|hint| hint.rewind_tokens > 0),
             ends: Vec::new(),
             path: path.nodes[..(reused / store.config.block_tokens) as usize]
                 .iter()

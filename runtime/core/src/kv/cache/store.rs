@@ -2,6 +2,7 @@
 
 use super::config::{Commits, Config};
 use super::forget::Owners;
+use super::hint::Hint;
 use super::lifecycle::{LifeCycle, Policy};
 use super::pages::{PageId, Pages, Place};
 use super::plans::Mark;
@@ -189,9 +190,9 @@ impl Store {
     }
 
     /// A page on the device that its only holder has locked. Room was made before.
-    pub fn allocate(&mut self, life_cycle: u8, ordinal: u32) -> PageId {
-        let LifeCycle { group, priority, .. } = self.life_cycle(life_cycle);
-        let (group, priority) = (*group, priority.of(ordinal));
+    pub fn allocate(&mut self, life_cycle: u8, ordinal: u32, hint: Option<Hint>) -> PageId {
+        let one = self.life_cycle(life_cycle);
+        let (group, priority) = (one.group, one.class(ordinal, hint, self.config.block_tokens));
         self.pages.allocate(life_cycle, group, priority)
     }
 

@@ -93,6 +93,10 @@ fn contradictions_of_a_configuration_are_named() {
         (Config { tiers: vec![vec![0]], ..right.clone() }, "KV pool group 0 has no slot on the device"),
         (Config { tiers: vec![vec![u32::MAX]], ..right.clone() }, "KV tiers have more slots than 32 bits count"),
         (with(vec![required(Retention::Full, 3)]), "KV life cycle 0 is in pool group 3, but there are 1"),
+        (
+            Config { commits: Commits::EndPoints, endpoint_rewind_tokens: 9, ..right.clone() },
+            "KV end points are kept for a rewind of 9 tokens, but only end points are committed",
+        ),
         (with(vec![urgent]), "KV life cycle 0 has priority 101 (at most 100)"),
         (with(vec![state()]), "KV life cycle of recurrent layers needs commits at end points only"),
         (ends(with(vec![private])), "KV life cycle of recurrent layers is always required"),
@@ -117,7 +121,13 @@ fn inputs_are_answered_once_and_copies_come_first() {
         effects
     };
     let sequence = SequenceId(7);
-    let create = Input::Create { sequence, scope: super::SCOPE, tokens: count(50, 4), conversation: None };
+    let create = Input::Create {
+        sequence,
+        scope: super::SCOPE,
+        tokens: count(50, 4),
+        conversation: None,
+        reusable_tokens: None,
+    };
     assert!(matches!(tell(create.clone())[..], [Effect::Created(_)]));
     assert_eq!(tell(create), [Effect::Refused(Error::DuplicateSequence { sequence })]);
     assert_eq!(tell(Input::Resume { sequence, restored: vec![] }), [Effect::Fits(true)]);

@@ -2,6 +2,7 @@
 
 mod errors;
 mod forget;
+mod hint;
 mod plans;
 mod quota;
 mod rebalance;
@@ -46,6 +47,7 @@ fn config(block_tokens: u32, life_cycles: Vec<LifeCycle>, tiers: Vec<Vec<u32>>) 
         conversations_max: 100,
         conversation_ttl_us: None,
         scope_quota_ppm: None,
+        endpoint_rewind_tokens: 0,
     }
 }
 
