@@ -226,6 +226,12 @@ impl Rig {
         );
         if created {
             assert_eq!(reused, said, "11.7: a probe promised otherwise");
+            let (mut at, whole) = (reused, [prompt, &[0]].concat());
+            for missed in self.manager.explain(&scope, &whole, reused) {
+                assert!(missed.from == at && missed.to > at, "an explanation has a gap at {at}: {missed:?}");
+                at = missed.to;
+            }
+            assert_eq!(at as usize, whole.len(), "an explanation ends early");
             let running = Running { scope, tokens, conversation, resumed: false, stopped: false, state_tokens: reused };
             self.running.insert(id, running);
         }

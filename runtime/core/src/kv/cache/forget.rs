@@ -97,6 +97,10 @@ impl Owners {
         }
     }
 
+    pub fn conversation(&self, owner: OwnerId) -> ConversationKey {
+        self.slab[owner.index()].conversation
+    }
+
     pub fn len(&self) -> usize {
         self.ids.len()
     }
@@ -331,6 +335,7 @@ impl Manager {
         let pending_sequences = self.forget_sequences(|sequence| sequence.conversation == Some(conversation));
         let mut forgotten = Forgotten { pending_sequences, ..Forgotten::default() };
         self.forget_plans(Some(conversation), None);
+        self.store.gone.forget(conversation);
         self.store.forget_owner(conversation, &mut forgotten);
         self.store.sweep();
         forgotten
@@ -344,6 +349,8 @@ impl Manager {
         let pending_sequences = self.forget_sequences(|sequence| sequence.scope == *scope);
         let mut forgotten = Forgotten { pending_sequences, ..Forgotten::default() };
         self.forget_plans(None, Some(*scope));
+        // Of what was evicted, nobody knows the scope.
+        self.store.gone = super::explain::Gone::default();
         self.store.forget_root(scope, &mut forgotten);
         self.store.sweep();
         forgotten

@@ -1,6 +1,7 @@
 //! Pages and tree together: what is linked where, and what goes when a page vanishes.
 
 use super::config::{Commits, Config};
+use super::explain::Gone;
 use super::forget::Owners;
 use super::hint::Hint;
 use super::lifecycle::{LifeCycle, Policy};
@@ -61,6 +62,7 @@ pub(super) struct Store {
     pub pages: Pages,
     pub tree: Tree,
     pub owners: Owners,
+    pub gone: Gone,
     /// Pages that drop plans name.
     pub marks: BTreeMap<PageId, Mark>,
     /// Nodes that may have been left without children and pages. They go when nothing else is under way.
@@ -84,6 +86,7 @@ impl Store {
             pages,
             tree: Tree::new(config.block_tokens, config.life_cycles.len()),
             owners: Owners::default(),
+            gone: Gone::default(),
             attention: Members::of(&config, |one| !one.is_state()),
             published: Members::of(&config, LifeCycle::is_published),
             config,
@@ -256,6 +259,7 @@ impl Store {
         if constrains && retention.carries_all_after(self.tree.ordinal(node)) {
             let Some(parent) = self.tree.parent(node) else { return };
             for below in self.tree.subtree(node) {
+                self.remember(below, life_cycle);
                 self.remove_node(below);
             }
             at = parent;
@@ -267,6 +271,7 @@ impl Store {
             if !self.tree.is_leaf(at) || !(useless || self.is_without_pages(at)) {
                 return;
             }
+            self.remember(at, life_cycle);
             self.remove_node(at);
             at = parent;
         }

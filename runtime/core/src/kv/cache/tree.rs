@@ -142,6 +142,14 @@ impl Tree {
         self.node(id).parent
     }
 
+    pub fn key(&self, id: NodeId) -> BlockKey {
+        self.node(id).key
+    }
+
+    pub fn scopes(&self) -> impl Iterator<Item = &Scope> {
+        self.roots.keys()
+    }
+
     /// The only conversation that has used the block.
     pub fn owner(&self, id: NodeId) -> Option<OwnerId> {
         self.node(id).owner
