@@ -106,13 +106,12 @@ fn sequences_survive_any_operations() {
 
 /// Runs at least so many operations, over all kinds of pools.
 fn run_long(operations: usize) {
-    const KINDS: u8 = 8;
     /// More than an operation takes on average.
-    const OPERATION_BYTES: usize = 7;
+    const OPERATION_BYTES: usize = 8;
     let (mut state, mut count) = (17u64, 0);
-    for kind in 0..KINDS {
+    for kind in 0..kv_ops::KINDS {
         let mut input = vec![kind];
-        input.extend((0..operations * OPERATION_BYTES / usize::from(KINDS)).map(|_| {
+        input.extend((0..operations * OPERATION_BYTES / usize::from(kv_ops::KINDS)).map(|_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 56) as u8
         }));

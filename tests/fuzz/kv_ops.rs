@@ -3,17 +3,23 @@
 //!
 //! Checked besides `Manager::check`, by the specification's numbers: (11.7) a new sequence reuses what a probe said;
 //! (11.8) and (11.9) what an active sequence reads is what was computed for its scope and its tokens, whatever moved
-//! meanwhile; (11.10) an operation that fails, or is refused, changes nothing.
+//! meanwhile; (11.10) an operation that fails, or is refused, changes nothing; (11.13) a mirror built from events is the
+//! tree, whenever it catches up, although events were lost on the way.
 
 use starling_core::ids::{ConversationKey, TokenId};
 use starling_core::kv::cache::lifecycle::{LifeCycle, Policy, Priority, Retention};
-use starling_core::kv::cache::{After, Commits, Config, Copy, Error, Manager, PPM, Phase, Place, PlanId, SequenceId};
+use starling_core::kv::cache::mirror::Mirror;
+use starling_core::kv::cache::{
+    After, Commits, Config, Copy, Error, EventLimits, Manager, PPM, Phase, Place, PlanId, SequenceId,
+};
 use starling_core::kv::identity::{Scope, truncated_chain};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 const SEQUENCES: u8 = 7;
 const STREAMS: u8 = 6;
+/// Of pools.
+pub const KINDS: u8 = 10;
 const TOKENS_MAX: u32 = 64;
 /// Of a pool, however often it grows.
 const SLOTS_MAX: u32 = 40;
@@ -73,7 +79,7 @@ pub fn configuration(choices: &mut Choices<'_>) -> Config {
     use Retention::{Full, State};
     let full = life_cycle(Full, Required, 0);
     let by_ordinal = Priority::ByOrdinal(vec![60, 10, 35]);
-    let (life_cycles, tiers) = match choices.below(8) {
+    let (life_cycles, tiers) = match choices.below(KINDS.into()) {
         0 => (vec![full], vec![vec![24]]),
         1 => (vec![full, life_cycle(window(5, 0), Required, 1)], vec![vec![20, 12]]),
         2 => {
@@ -94,6 +100,12 @@ pub fn configuration(choices: &mut Choices<'_>) -> Config {
             let windows = [life_cycle(window(1, 0), Required, 0), life_cycle(window(10, 2), Required, 0)];
             (windows.to_vec(), vec![vec![26]])
         }
+        7 => {
+            let windows = [life_cycle(window(6, 0), Required, 1), life_cycle(window(3, 0), Private, 2)];
+            let tiers = vec![vec![10, 8, 6], vec![4, 3, 2], vec![5, 4, 1]];
+            (vec![full, windows[0].clone(), windows[1].clone()], tiers)
+        }
+        8 => (vec![full], vec![vec![9], vec![4], vec![7]]),
         _ => {
             let full = LifeCycle { priority: by_ordinal, ..full };
             (vec![full, life_cycle(window(3, 0), Optional, 0)], vec![vec![20], vec![5], vec![5], vec![9]])
@@ -115,6 +127,8 @@ pub fn configuration(choices: &mut Choices<'_>) -> Config {
         conversation_ttl_us: (flags & 32 > 0).then_some(400),
         scope_quota_ppm: (flags & 64 > 0).then_some(PPM / 2),
         endpoint_rewind_tokens: if commits == Commits::EveryBlock { u32::from(flags >> 7) * 3 } else { 0 },
+        events: [None, Some(2), Some(40)][choices.below(3) as usize]
+            .map(|events_max| EventLimits { events_max, keys_max: 3 }),
     }
 }
 
@@ -142,10 +156,12 @@ pub struct Rig {
     plans: Vec<PlanId>,
     copies: Vec<Copy>,
     now_us: u64,
+    mirror: Mirror,
 }
 
 impl Rig {
     pub fn new(config: Config) -> Self {
+        let mirror = Mirror::new(config.block_tokens, &config.life_cycles);
         let manager = Manager::new(config).expect("the configurations are right");
         Self {
             manager,
@@ -154,6 +170,7 @@ impl Rig {
             plans: Vec::new(),
             copies: Vec::new(),
             now_us: 0,
+            mirror,
         }
     }
 
@@ -188,7 +205,57 @@ impl Rig {
         false
     }
 
+    /// The mirror catches up, by a snapshot where events were lost, and is compared with the tree.
+    fn catch_up(&mut self) {
+        if self.manager.config().events.is_none() {
+            return;
+        }
+        let Self { manager, mirror, .. } = self;
+        match manager.events_after(mirror.sequence()) {
+            Ok(events) => {
+                for event in events {
+                    mirror.apply(event).expect("the log has no holes");
+                }
+            }
+            Err(gap) => {
+                assert_eq!(gap.wanted, mirror.sequence() + 1);
+                mirror.repair(&manager.snapshot());
+            }
+        }
+        let snapshot = manager.snapshot();
+        let mut fresh = Mirror::new(manager.config().block_tokens, &manager.config().life_cycles);
+        fresh.repair(&snapshot);
+        assert_eq!(*mirror, fresh, "11.13: the mirror is not the tree");
+        assert_eq!(mirror.end_points(), manager.end_points());
+        for stream in 0..STREAMS {
+            for tenant in 0..2 {
+                self.check_mirror(&Scope { tenant, adapter: None }, &Self::tokens(stream, TOKENS_MAX));
+            }
+        }
+    }
+
+    /// What the mirror says of a prompt, beside what the manager says.
+    fn check_mirror(&self, scope: &Scope, tokens: &[TokenId]) {
+        let Config { match_backoff_tokens, partial_reuse, .. } = *self.manager.config();
+        if match_backoff_tokens > 0 {
+            return;
+        }
+        let chain = truncated_chain(scope, tokens, self.block_tokens() as u32);
+        let (least, found) = (self.manager.probe_chain(&chain), self.mirror.reusable(scope, tokens));
+        assert!(least <= found, "11.13: the mirror says {found}, a chain {least}");
+        let most = self.manager.probe(scope, tokens);
+        assert!(found <= most || !partial_reuse, "11.13: the mirror says {found}, the tree {most}");
+        for length in [5, 12, 23, 40] {
+            let (found, most) =
+                (self.mirror.reusable(scope, &tokens[..length]), self.manager.probe(scope, &tokens[..length]));
+            assert!(found <= most || !partial_reuse, "11.13: the mirror says {found} of {length}, the tree {most}");
+        }
+    }
+
     pub fn step(&mut self, choices: &mut Choices<'_>) {
+        if choices.below(8) == 0 {
+            self.catch_up();
+        }
         let id = SequenceId(u64::from(choices.below(SEQUENCES.into())));
         let known = self.running.get(&id);
         // Mostly what makes sense for the sequence.
@@ -397,17 +464,17 @@ impl Rig {
     fn other(&mut self, id: SequenceId, choices: &mut Choices<'_>) {
         let tokens = Self::tokens(choices.below(STREAMS.into()) as u8, choices.below(TOKENS_MAX));
         let scope = Scope { tenant: u64::from(choices.below(8) / 7), adapter: None };
-        match choices.below(7) {
+        match choices.below(9) {
             0 => {
                 let at = (choices.below(16), choices.below(3) as u8);
                 self.attempt(|manager, _| Ok(manager.unlink(&scope, &tokens, at)), |gone| *gone);
             }
-            1 => {
+            1..=3 => {
                 self.attempt(|manager, copies| Ok(manager.prefetch(&scope, &tokens, copies)), |fits| *fits);
             }
-            2 => self.close(id),
-            3 => self.forget(scope, &tokens, choices),
-            4 | 5 => self.resize(id, choices),
+            4 => self.close(id),
+            5 => self.forget(scope, &tokens, choices),
+            6 | 7 => self.resize(id, choices),
             _ => self.resize_pools(choices),
         }
     }
@@ -498,6 +565,7 @@ impl Rig {
             self.manager.expire(ConversationKey(conversation));
         }
         self.check();
+        self.catch_up();
         let mut droppable = 0;
         for census in self.manager.census().into_iter().flatten() {
             assert_eq!((census.locked, census.held), (0, 0), "a page is held after everything was closed");

@@ -97,6 +97,7 @@ impl Configured {
             conversation_ttl_us: None,
             scope_quota_ppm: None,
             endpoint_rewind_tokens: 0,
+            events: None,
         })
     }
 }

@@ -46,6 +46,7 @@ impl Manager {
         self.check_holders()?;
         self.store.check_owners()?;
         self.check_quotas()?;
+        self.store.check_ends()?;
         self.check_plans()
     }
 

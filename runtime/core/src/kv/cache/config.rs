@@ -1,5 +1,6 @@
 //! What a KV manager is built for, and what is wrong with a configuration or a call.
 
+use super::events::EventLimits;
 use super::lifecycle::{LifeCycle, Policy, Priority, Retention};
 use super::plans::PlanId;
 use super::sequence::SequenceId;
@@ -46,6 +47,9 @@ pub struct Config {
     /// Where every block is published: tokens before the end of a prompt, its window apart, at which a later turn may leave
     /// it. The windows' pages there go last, their other pages first. 0: each life cycle's own classes.
     pub endpoint_rewind_tokens: u32,
+    /// Events of what is stored, moved and removed are logged; `None` logs nothing.
+    #[serde(default)]
+    pub events: Option<EventLimits>,
 }
 
 impl Config {

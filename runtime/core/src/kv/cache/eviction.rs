@@ -143,6 +143,7 @@ impl Store {
     pub fn move_page(&mut self, page: PageId, tier: u8, copies: &mut Vec<Copy>) {
         let (from, to) = self.pages.move_to(page, tier);
         copies.push(Copy { from, to });
+        self.log_moved(page, from.tier);
     }
 
     /// The share of the fullest pool group of the device that neither is free nor can be made so is above the limit.

@@ -5,6 +5,7 @@
 //! so an owner's blocks are whole subtrees: their topmost ones are enough to find all of them, whatever became of plans
 //! and branches.
 
+use super::ends::Touched;
 use super::pages::PageId;
 use super::sequence::{Committing, Sequence};
 use super::store::{Path, Store};
@@ -125,7 +126,11 @@ impl Store {
         tokens: &[TokenId],
         conversation: Option<ConversationKey>,
     ) -> Option<NodeId> {
-        match self.tree.insert(parent, tokens) {
+        let inserted = self.tree.insert(parent, tokens);
+        if let Inserted::Here(node) | Inserted::New(node) | Inserted::Longer(node, _) = inserted {
+            self.touched(node, Touched::Block);
+        }
+        match inserted {
             Inserted::Here(node) => {
                 self.use_block(node, self.owners.find(conversation));
                 Some(node)
@@ -253,6 +258,7 @@ impl Store {
             let Some(page) = self.tree.link(node, usize::from(life_cycle)) else { continue };
             let covered = self.pages.get(page).covered;
             if tokens > 0 && (covered <= tokens || !self.life_cycle(life_cycle).is_state()) {
+                self.log_removed(page);
                 self.tree.set_link(node, usize::from(life_cycle), None);
                 kept.push(Kept { life_cycle, page, covered: covered.min(tokens) });
             }

@@ -10,12 +10,15 @@
 mod check;
 pub mod checkpoint;
 mod config;
+mod ends;
+mod events;
 mod eviction;
 mod explain;
 mod forget;
 mod hint;
 pub mod lifecycle;
 mod machine;
+pub mod mirror;
 mod pages;
 mod plans;
 mod publish;
@@ -37,6 +40,8 @@ pub use config::{Commits, Config, ConfigError, Error, ErrorKind, PPM, PRIORITY_M
 pub use explain::{Missed, Why};
 pub use forget::Forgotten;
 pub use hint::{ENDPOINT_CLASS, Request};
+use events::Log;
+pub use events::{Event, EventLimits, Gap, Numbered, Snapshot};
 pub use machine::{Effect, Input};
 pub use pages::Place;
 use pages::{PageId, State};
@@ -134,7 +139,12 @@ impl Manager {
 
     /// Bytes of metadata of pages and blocks, without the blocks' tokens.
     pub fn metadata_bytes(&self) -> usize {
-        self.store.pages.bytes() + self.store.tree.bytes() + self.store.owners.bytes()
+        self.store.pages.bytes() + self.store.tree.bytes() + self.store.owners.bytes() + self.store.ends.bytes()
+    }
+
+    /// End points that are known; none unless events are logged.
+    pub fn end_points(&self) -> usize {
+        self.store.ends.len()
     }
 
     /// Bytes reserved for the blocks' tokens.
@@ -380,7 +390,10 @@ impl Manager {
             return Err(Error::OpenSequences { open: self.sequences.len() });
         }
         let floors: Vec<u32> = (0..self.store.pages.groups()).map(|group| self.store.pages.floor(0, group)).collect();
+        let mut log = std::mem::replace(&mut self.store.log, Log::new(&self.store.config));
+        log.cleared();
         self.store = Store::new(self.store.config.clone());
+        self.store.log = log;
         self.set_floors(&floors)?;
         (self.plans, self.book) = (BTreeMap::new(), self.book.cleared());
         Ok(())

@@ -4,6 +4,8 @@ use super::config::{Commits, Config};
 use super::explain::Gone;
 use super::forget::Owners;
 use super::hint::Hint;
+use super::ends::{EndPoints, Touched};
+use super::events::Log;
 use super::lifecycle::{LifeCycle, Policy};
 use super::pages::{PageId, Pages, Place};
 use super::plans::Mark;
@@ -72,6 +74,8 @@ pub(super) struct Store {
     pub evicted_pages: u64,
     /// Counts plans' pages and their uses: what comes later has a higher number.
     pub uses: u64,
+    pub ends: EndPoints,
+    pub log: Log,
 }
 
 impl Store {
@@ -84,11 +88,13 @@ impl Store {
         pages.quotas = config.scope_quota_ppm.map(|quota_ppm| Box::new(Quotas::new(&config.tiers, quota_ppm)));
         Self {
             pages,
-            tree: Tree::new(config.block_tokens, config.life_cycles.len()),
+            tree: Tree::new(config.block_tokens, config.life_cycles.len(), config.events.is_some()),
             owners: Owners::default(),
             gone: Gone::default(),
             attention: Members::of(&config, |one| !one.is_state()),
             published: Members::of(&config, LifeCycle::is_published),
+            ends: EndPoints::new(&config),
+            log: Log::new(&config),
             config,
             marks: BTreeMap::new(),
             bare: Vec::new(),
@@ -214,10 +220,13 @@ impl Store {
     /// Names a page at a block, whatever was named there.
     pub fn replace_link(&mut self, node: NodeId, life_cycle: u8, page: PageId, covered: u32) {
         if let Some(before) = self.tree.link(node, usize::from(life_cycle)) {
+            self.log_removed(before);
             self.unname(before);
         }
         self.tree.set_link(node, usize::from(life_cycle), Some(page));
         self.pages.set_covered(page, node, covered);
+        self.log_stored(page);
+        self.touched(node, Touched::Gained(life_cycle));
     }
 
     /// The tree does not name the page any more: without a holder it is gone.
@@ -245,9 +254,11 @@ impl Store {
     /// A droppable page is gone, and with it whatever is of no use without it.
     pub fn vanish(&mut self, page: PageId) {
         let (node, life_cycle) = (self.pages.get(page).node, self.pages.get(page).life_cycle);
+        self.log_removed(page);
         self.free_page(page);
         if let Some(node) = node {
             self.tree.set_link(node, usize::from(life_cycle), None);
+            self.touched(node, Touched::Lost(life_cycle));
             self.lost(node, life_cycle);
         }
     }
@@ -283,8 +294,10 @@ impl Store {
     }
 
     pub fn remove_node(&mut self, node: NodeId) {
+        self.leaves(node);
         for life_cycle in 0..self.config.life_cycles.len() {
             if let Some(page) = self.tree.link(node, life_cycle) {
+                self.log_removed(page);
                 self.tree.set_link(node, life_cycle, None);
                 self.unname(page);
             }
@@ -319,9 +332,11 @@ impl Store {
             let mut next = self.tree.resolve(reference);
             while let Some(node) = next.filter(|node| self.tree.is_leaf(*node) && self.is_without_pages(*node)) {
                 next = self.tree.parent(node);
+                self.leaves(node);
                 self.take_out(node);
             }
         }
+        self.settle();
     }
 }
 

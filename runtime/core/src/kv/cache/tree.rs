@@ -90,6 +90,8 @@ pub(super) struct Tree {
     tokens: Vec<TokenId>,
     /// A page for each life cycle, or none.
     links: Vec<Option<PageId>>,
+    /// The root of each node, where somebody wants to know.
+    roots_of: Option<Vec<NodeId>>,
     vacant: Vec<NodeId>,
     index: HashTable<NodeId>,
     roots: BTreeMap<Scope, NodeId>,
@@ -97,13 +99,14 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    pub fn new(block_tokens: NonZeroU32, life_cycles: usize) -> Self {
+    pub fn new(block_tokens: NonZeroU32, life_cycles: usize, tells_roots: bool) -> Self {
         Self {
             block_tokens,
             life_cycles,
             nodes: Vec::new(),
             tokens: Vec::new(),
             links: Vec::new(),
+            roots_of: tells_roots.then(Vec::new),
             vacant: Vec::new(),
             index: HashTable::new(),
             roots: BTreeMap::new(),
@@ -168,6 +171,23 @@ impl Tree {
     /// Which block of its sequence it is; 0 for a root as well.
     pub fn ordinal(&self, id: NodeId) -> u32 {
         self.node(id).depth.saturating_sub(1)
+    }
+
+    /// The key of the scope that the node belongs to.
+    ///
+    /// # Cost
+    /// The blocks before it, unless the tree was told to know roots.
+    pub fn scope_key(&self, id: NodeId) -> BlockKey {
+        let root = match &self.roots_of {
+            Some(roots) => roots[id.index()],
+            None => std::iter::successors(Some(id), |id| self.parent(*id)).last().unwrap_or(id),
+        };
+        self.key(root)
+    }
+
+    /// The scopes' roots, in order.
+    pub fn scope_roots(&self) -> impl Iterator<Item = NodeId> {
+        self.roots.values().copied()
     }
 
     pub fn is_leaf(&self, id: NodeId) -> bool {
@@ -267,6 +287,21 @@ impl Tree {
         found
     }
 
+    /// Whether a child is as asked.
+    ///
+    /// # Cost
+    /// The children up to the first one that is.
+    pub fn any_child(&self, id: NodeId, asked: impl Fn(NodeId) -> bool) -> bool {
+        let mut open: Vec<NodeId> = self.node(id).children.into_iter().collect();
+        while let Some(child) = open.pop() {
+            if asked(child) {
+                return true;
+            }
+            open.extend([self.node(child).before, self.node(child).after].into_iter().flatten());
+        }
+        false
+    }
+
     /// The node and all below it, children before parents.
     pub fn subtree(&self, id: NodeId) -> Vec<NodeId> {
         let mut found = vec![id];
@@ -347,6 +382,11 @@ impl Tree {
         };
         let start = id.index() * self.life_cycles;
         self.links[start..start + self.life_cycles].fill(None);
+        let count = self.nodes.len();
+        if let Some(roots) = &mut self.roots_of {
+            roots.resize(count, id);
+            roots[id.index()] = parent.map_or(id, |parent| roots[parent.index()]);
+        }
         self.write(id, key, tokens);
         id
     }

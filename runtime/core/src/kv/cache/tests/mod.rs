@@ -49,6 +49,7 @@ fn config(block_tokens: u32, life_cycles: Vec<LifeCycle>, tiers: Vec<Vec<u32>>) 
         conversation_ttl_us: None,
         scope_quota_ppm: None,
         endpoint_rewind_tokens: 0,
+        events: None,
     }
 }
 

@@ -15,7 +15,7 @@ proptest! {
 
     #[test]
     fn siblings_are_found_like_in_a_list(blocks in blocks(), asked in blocks(), gone in 0usize..60) {
-        let mut tree = Tree::new(some(4), 1);
+        let mut tree = Tree::new(some(4), 1, false);
         let root = tree.root_or_new(&SCOPE);
         // The rules of section 4, over a list.
         let mut list: Vec<Vec<u32>> = Vec::new();
@@ -49,7 +49,7 @@ proptest! {
 
 #[test]
 fn a_node_is_not_taken_for_one_that_had_its_id() {
-    let mut tree = Tree::new(some(2), 1);
+    let mut tree = Tree::new(some(2), 1, false);
     let root = tree.root_or_new(&SCOPE);
     let Inserted::New(first) = tree.insert(root, &[1, 2]) else { panic!("nothing else is there") };
     let reference = tree.reference(first);
