@@ -145,7 +145,8 @@ impl Mirror {
     /// say, and exactly that where prefixes are reused whole blocks at a time.
     pub fn reusable(&self, scope: &Scope, tokens: &[TokenId]) -> u32 {
         let chain = chain(scope, tokens, self.block_tokens.get());
-        let matched = chain.partition_point(|key| self.blocks.contains_key(key));
+        // Blocks without a page may lie before one that has some.
+        let matched = chain.iter().rposition(|key| self.blocks.contains_key(key)).map_or(0, |last| last + 1);
         let on_chain = OnChain { mirror: self, chain: &chain[..matched] };
         let (block_tokens, life_cycles) = (self.block_tokens, &self.life_cycles[..]);
         let tokens_max = (matched as u32).saturating_mul(block_tokens.get());

@@ -1,6 +1,7 @@
 //! Tests of the KV manager: a bed that serves prompts, and one file a subject.
 
 mod errors;
+mod events;
 mod explain;
 mod forget;
 mod hint;
