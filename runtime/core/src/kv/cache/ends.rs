@@ -2,9 +2,11 @@
 //!
 //! A block ends a prefix if a length inside it, or at its end, is reusable: every required life cycle has all pages that
 //! are live there. Its end point is the longest such length. Where any block of a path would do, only the last one is
-//! worth a word: a block is an end point if no block right below it ends a prefix. So a path of full attention has one end
-//! point, its last block, which moves up as blocks are evicted; a window has one for each run of pages that is long
-//! enough. Snapshots of recurrent layers are not made at every block, and each is an end point.
+//! worth a word: a length at a block's end is an end point if no block right below it ends a prefix. So a path of full
+//! attention has one end point, its last block, which moves up as blocks are evicted; a window has one for each run of
+//! pages that is long enough. Who knows which full blocks have whole pages knows the lengths in between; one inside a
+//! block he cannot know, so it always is an end point. Snapshots of recurrent layers are not made at every block, and each
+//! is an end point.
 //!
 //! End points are tracked only where somebody wants them. They are few, so they lie in a table beside the tree. What is
 //! touched is examined again when the operation is over; a block that goes takes its end point along at once.
@@ -139,9 +141,9 @@ impl Store {
     }
 
     fn examine(&mut self, node: NodeId) {
-        let found = self.end_in(node);
-        let found =
-            found.filter(|_| self.ends.every || !self.tree.any_child(node, |child| self.end_in(child).is_some()));
+        let is_last = || !self.tree.any_child(node, |child| self.end_in(child).is_some());
+        let ends_block = |length: u32| length.is_multiple_of(self.block_tokens());
+        let found = self.end_in(node).filter(|length| self.ends.every || !ends_block(*length) || is_last());
         let before = self.ends.at.get(&node).map(|name| name.length);
         if found == before {
             return;
@@ -244,7 +246,8 @@ impl Store {
         }
         let mut expected: BTreeMap<NodeId, u32> = reusable.clone();
         if !self.ends.every {
-            expected.retain(|node, _| !self.tree.children(*node).iter().any(|child| reusable.contains_key(child)));
+            let ends_below = |node: NodeId| self.tree.children(node).iter().any(|child| reusable.contains_key(child));
+            expected.retain(|node, length| !length.is_multiple_of(self.block_tokens()) || !ends_below(*node));
         }
         let found: BTreeMap<NodeId, u32> = self.ends.at.iter().map(|(node, name)| (*node, name.length)).collect();
         if found != expected || !self.ends.touched.is_empty() {

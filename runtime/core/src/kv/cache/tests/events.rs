@@ -150,7 +150,7 @@ fn equal_last_blocks_of_other_chains_are_told_apart() {
 
 #[test]
 fn a_reader_that_starts_anew_asks_for_a_snapshot_and_knows_every_parent() {
-    let mut bed = Bed::new(Config { events: Some(EventLimits { events_max: 2, keys_max: 100 }), ..full(40) });
+    let mut bed = Bed::new(Config { events: Some(EventLimits { events_max: 3, keys_max: 100 }), ..full(40) });
     let prompt = count(0, 8);
     bed.serve(&prompt);
     let mut reader = mirror(&bed);
