@@ -124,8 +124,9 @@ impl Pool {
     }
 }
 
-/// Invariants of section 11: (2) each slot is free or one page's; (14) no pool is below its floor; (3) a locked page lies on tier 0 and is not queued;
-/// (4) a page is queued exactly when it is evictable where it lies; (5) nobody's page is droppable without a node.
+/// Invariants of section 11: (2) each slot is free or one page's; (3) a locked page lies on tier 0 and is not queued;
+/// (4) a page is queued exactly when it is evictable where it lies; (5) nobody's page is droppable without a node; (14) no
+/// pool is below its floor.
 #[derive(Clone, Debug)]
 pub(super) struct Pages {
     slab: Vec<Page>,

@@ -82,7 +82,7 @@ fn long_sequences_weigh_more_and_old_ones_fade() {
     assert_eq!(rebalancer.demand(0).retained.tokens, 100);
     // Below the device what was reused counts, where anything was.
     assert_eq!(rebalancer.demand(1).retained.tokens, 100);
-    (rebalancer.created(0), rebalancer.created(50), rebalancer.created(0));
+    [0, 50, 0].into_iter().for_each(|reused| rebalancer.created(reused));
     assert_eq!(rebalancer.demand(1).retained.tokens, 50);
 }
 

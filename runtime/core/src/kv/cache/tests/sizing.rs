@@ -219,9 +219,10 @@ proptest! {
         (demand.workload.requests, demand.retained.turns, demand.workload.step_tokens_max) = (requests, turns, step);
         (demand.retained.end_points, demand.suspended_requests) = (None, requests / 2);
         let tiers = [Tier::device(bytes), Tier::below(host)];
-        let request = Request { life_cycles: &life_cycles, sizes: &sizes, tiers: &tiers, demand: &demand, method: Method::Balanced, ratio: None };
+        let (life_cycles, sizes, tiers, demand) = (&life_cycles[..], &sizes[..], &tiers[..], &demand);
+        let request = Request { life_cycles, sizes, tiers, demand, method: Method::Balanced, ratio: None };
         let found = plan(&request).expect("a right request");
-        let floors = demand.floors(&life_cycles);
+        let floors = demand.floors(life_cycles);
         for (tier, of) in found.tiers.iter().enumerate() {
             let raised = tier == 0 && found.warnings.iter().any(|one| matches!(one, Warning::BelowFloors { .. }));
             prop_assert!(of.used <= of.quota || raised);
@@ -230,7 +231,7 @@ proptest! {
         prop_assert!(slots(&found, 0).iter().zip(&floors).all(|(slots, floor)| slots >= floor));
         if found.warnings.iter().all(|one| matches!(one, Warning::FewerThanRequests { .. })) {
             let at_floor = slots(&found, 0).iter().zip(&floors).any(|(slots, floor)| slots == floor);
-            let each: u64 = found.conversation.iter().zip(&sizes).map(|(slots, sizes)| slots * sizes[0]).sum();
+            let each: u64 = found.conversation.iter().zip(sizes).map(|(slots, sizes)| slots * sizes[0]).sum();
             let left = found.tiers[0].quota - found.tiers[0].used;
             prop_assert!(at_floor || left < each + 4 * MIB, "{} bytes are left, a conversation takes {}", left, each);
         }
