@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use starling_core::ids::{AttemptKey, BlockId, TokenId};
 use starling_core::request::Sampling;
-use starling_core::step::{Sample, Slice, Step};
+use starling_core::step::{Sample, Slice, Step, Table};
 use starling_gpu::cpu::{CpuBackend, CpuConfig};
 use starling_gpu::llama::Model;
 use starling_gpu::source::Source;
@@ -61,7 +61,7 @@ impl Checker {
         let model = Arc::new(Model::load(&source, Arithmetic::Exact).map_err(|error| error.to_string())?);
         let blocks = model.config().context.div_ceil(BLOCK_TOKENS);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let config = CpuConfig { blocks, block_tokens: BLOCK_TOKENS, threads };
+        let config = CpuConfig { blocks: vec![blocks], block_tokens: BLOCK_TOKENS, threads };
         let backend = CpuBackend::new(model, config).map_err(|error| error.to_string())?;
         Ok(Self { backend, tolerance, worst: 0.0 })
     }
@@ -106,11 +106,11 @@ impl Checker {
             attempt: AttemptKey::default(),
             tokens: known[computed..].to_vec(),
             start: computed as u32,
-            blocks: (0..blocks).map(BlockId).collect(),
+            tables: vec![Table::whole((0..blocks).map(BlockId).collect())],
             sample: Some(sample),
         };
         let mut found = Vec::new();
-        let ran = self.backend.logits_of(&Step { slices: vec![slice] }, |_, logits| found = logits.to_vec());
+        let ran = self.backend.logits_of(&Step { copies: Vec::new(), slices: vec![slice] }, |_, logits| found = logits.to_vec());
         ran.map_err(|error| error.to_string())?;
         Ok(found)
     }

@@ -3,6 +3,7 @@
 mod engine;
 mod members;
 mod model;
+mod pools;
 
 pub use engine::{Debug, Health, ServingEngine};
 pub use members::MembersError;
@@ -192,7 +193,7 @@ fn settings(config: &Config, loaded: &Loaded) -> Result<Settings, MembersError> 
         sequences_max: config.engine.sequences_max,
         draft_tokens_max: config.engine.draft_tokens_max,
         vocabulary: loaded.vocabulary(),
-        pool: kv::Config { blocks: loaded.blocks(config), block_tokens: config.engine.block_tokens },
+        kv: loaded.kv().shape(),
     };
     let (members, me) = members::list(config)?;
     Ok(Settings {
@@ -202,6 +203,7 @@ fn settings(config: &Config, loaded: &Loaded) -> Result<Settings, MembersError> 
         context_tokens_max: loaded.context_tokens(config),
         prompt_wait_us: config.limits.prompt_wait.as_micros(),
         batch,
+        kv: loaded.kv().clone(),
         replica: replica::Config {
             cap: config.engine.sequences_max,
             attempts_max: config.limits.attempts_max,

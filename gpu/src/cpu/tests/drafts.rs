@@ -16,6 +16,7 @@ fn sequence(number: u64, tokens: Vec<TokenId>, sampling: Sampling) -> batch::Seq
         number: RequestNumber(number),
         child: 0,
         scope: Scope { tenant: 1, adapter: None },
+        conversation: None,
         tokens,
         produced_before: 0,
         generation: Generation { sampling, max_new_tokens: NEW_TOKENS, ..Generation::default() },
@@ -47,11 +48,11 @@ fn sequences(vocabulary: u32) -> Vec<batch::Sequence> {
 
 /// What each sequence says, to the last bit, and how often guesses were right and wrong.
 fn run(model: &Arc<Model>, draft_tokens_max: u32, blocks: u32) -> (BTreeMap<u64, Vec<(TokenId, u32)>>, batch::Stats) {
-    let pool = kv::Config { blocks, block_tokens: BLOCK_TOKENS };
+    let manager = kv::Config::full(blocks, BLOCK_TOKENS).unwrap();
     let vocabulary = model.config().vocabulary;
-    let config = Config { step_tokens_max: 24, sequences_max: 4, draft_tokens_max, vocabulary, pool };
+    let config = Config { step_tokens_max: 24, sequences_max: 4, draft_tokens_max, vocabulary, kv: manager.shape() };
     let mut planner = Batch::new(config).unwrap();
-    let mut manager = kv::Manager::new(pool).unwrap();
+    let mut manager = kv::Manager::new(manager).unwrap();
     let mut backend = backend(model, 1);
     let mut said: BTreeMap<u64, Vec<(TokenId, u32)>> = BTreeMap::new();
     let mut inputs: VecDeque<Input> = sequences(vocabulary).into_iter().map(Input::Admit).collect();

@@ -1,15 +1,17 @@
 //! The model of a node: its file, its text side and what runs it.
 
+use super::pools::{self, PoolsError};
 use crate::api::ModelCard;
 use crate::config::{self, Config, EngineKind, ModelSource};
 use crate::fetch::{self, FetchError};
 use crate::text::{TextError, TextModel};
 use starling_actors::ActorError;
 use starling_core::ids::{RankId, TokenId};
+use starling_core::kv;
 use starling_gpu::Backend;
-use starling_gpu::check::Bounds;
+use starling_gpu::check::{Bounds, PoolBounds};
 use starling_gpu::cpu::{CpuBackend, CpuConfig};
-use starling_gpu::llama::{Model, ModelConfig};
+use starling_gpu::llama::{LayerGroup, Model, ModelConfig};
 use starling_gpu::source::{ModelError, Source};
 use starling_gpu::timed::{TimedBackend, TimedConfig};
 use starling_gpu::weights::Arithmetic;
@@ -27,11 +29,8 @@ pub enum LoadError {
     Model(#[from] ModelError),
     #[error("{path}: {error}", path = path.display())]
     Text { path: PathBuf, error: TextError },
-    #[error(
-        "too little memory for one sequence: engine.kv-memory {memory} bytes are {tokens} tokens of KV, one sequence may \
-         have {context} (a block of {block_tokens} tokens takes {block_bytes} bytes)"
-    )]
-    KvMemory { memory: u64, tokens: u64, context: u32, block_tokens: u32, block_bytes: u64 },
+    #[error(transparent)]
+    Pools(#[from] PoolsError),
     #[error("loading was interrupted: {0}")]
     Interrupted(String),
 }
@@ -40,7 +39,8 @@ pub enum LoadError {
 pub struct Loaded {
     pub text: Arc<TextModel>,
     sizes: ModelConfig,
-    block_bytes: u64,
+    groups: Vec<LayerGroup>,
+    kv: kv::Config,
     owned_by: String,
     /// `None` for the engine that computes nothing.
     weights: Option<Arc<Model>>,
@@ -68,50 +68,36 @@ impl Loaded {
             config::Arithmetic::Int8 => Arithmetic::Int8,
             config::Arithmetic::Exact => Arithmetic::Exact,
         };
-        let block_bytes = sizes.block_bytes(arithmetic, config.engine.block_tokens);
-        let mut loaded = Self { text: Arc::new(text), sizes, block_bytes, owned_by, weights: None };
-        loaded.check_memory(config)?;
+        let groups = sizes.life_cycles(arithmetic, config.engine.block_tokens);
+        let kv = pools::manager(config, &groups, context_tokens(config, sizes.context))?;
+        let mut loaded = Self { text: Arc::new(text), sizes, groups, kv, owned_by, weights: None };
         if config.engine.kind == EngineKind::Cpu {
             loaded.weights = Some(Arc::new(Model::load(&source, arithmetic)?));
         }
         Ok(loaded)
     }
 
-    fn check_memory(&self, config: &Config) -> Result<(), LoadError> {
-        let block_tokens = config.engine.block_tokens;
-        let tokens = u64::from(self.blocks(config)) * u64::from(block_tokens);
-        let context = self.context_tokens(config);
-        if tokens >= u64::from(context) {
-            return Ok(());
-        }
-        let memory = config.engine.kv_memory.bytes();
-        Err(LoadError::KvMemory { memory, tokens, context, block_tokens, block_bytes: self.block_bytes })
+    /// The KV manager of one rank.
+    pub fn kv(&self) -> &kv::Config {
+        &self.kv
     }
 
-    /// Bytes of one KV block of one rank.
-    pub fn block_bytes(&self) -> u64 {
-        self.block_bytes
+    /// Gives each pool so many blocks, whatever memory they take.
+    pub fn set_blocks(&mut self, blocks: u32) {
+        self.kv.cache.tiers = vec![vec![blocks; self.groups.len()]];
     }
 
     /// What a backend of this model must be given.
-    pub fn bounds(&self, config: &Config) -> Bounds {
-        Bounds {
-            blocks: self.blocks(config),
-            block_tokens: config.engine.block_tokens,
-            vocabulary: self.sizes.vocabulary,
-            context: self.sizes.context,
-        }
-    }
-
-    /// KV blocks of one rank.
-    pub fn blocks(&self, config: &Config) -> u32 {
-        u32::try_from(config.engine.kv_memory.bytes() / self.block_bytes.max(1)).unwrap_or(u32::MAX)
+    pub fn bounds(&self) -> Bounds {
+        let kv::Shape { block_tokens, pools } = self.kv.shape();
+        let pools = pools.iter().map(|pool| PoolBounds { retention: pool.retention, blocks: pool.blocks }).collect();
+        let ModelConfig { vocabulary, context, .. } = self.sizes;
+        Bounds { pools, block_tokens: block_tokens.get(), vocabulary, context }
     }
 
     /// Prompt and generated tokens of a sequence, at most.
     pub fn context_tokens(&self, config: &Config) -> u32 {
-        let context = self.sizes.context;
-        config.engine.context_tokens_max.map_or(context, |most| most.min(context))
+        context_tokens(config, self.sizes.context)
     }
 
     /// Tokens that the model can produce.
@@ -132,14 +118,15 @@ impl Loaded {
 
     /// Makes the backends of the ranks; the weights are shared.
     pub fn backends(&self, config: &Config) -> Arc<dyn Backends> {
-        let (blocks, block_tokens) = (self.blocks(config), config.engine.block_tokens);
+        let kv::Shape { block_tokens, pools } = self.kv.shape();
         match &self.weights {
             Some(model) => {
                 let model = Arc::clone(model);
                 let threads = threads_per_rank(config);
-                let cpu = CpuConfig { blocks, block_tokens, threads };
+                let blocks = pools.iter().map(|pool| pool.blocks).collect();
+                let cpu = CpuConfig { blocks, block_tokens: block_tokens.get(), threads };
                 Arc::new(move |_: RankId| -> Result<Box<dyn Backend>, ActorError> {
-                    Ok(Box::new(CpuBackend::new(Arc::clone(&model), cpu)?))
+                    Ok(Box::new(CpuBackend::new(Arc::clone(&model), cpu.clone())?))
                 })
             }
             None => {
@@ -156,13 +143,17 @@ impl Loaded {
         let vocabulary = self.sizes.vocabulary;
         let silent = |token: &TokenId| tokenizer.is_control(*token) || tokenizer.ends().contains(token);
         TimedConfig {
-            bounds: self.bounds(config),
+            bounds: self.bounds(),
             prefill_per_token: config.engine.timed.prefill_per_token.duration(),
             decode_per_step: config.engine.timed.decode_per_step.duration(),
             decode_per_sequence: config.engine.timed.decode_per_sequence.duration(),
             excluded: (0..vocabulary).filter(silent).collect(),
         }
     }
+}
+
+fn context_tokens(config: &Config, context: u32) -> u32 {
+    config.engine.context_tokens_max.map_or(context, |most| most.min(context))
 }
 
 /// The text side, of as many tokens as the embedding has rows. A folder's may have fewer: such embeddings are padded.

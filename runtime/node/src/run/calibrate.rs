@@ -56,10 +56,9 @@ fn run(command: &Calibrate, out: &mut impl Write) -> Result<(), CalibrateRunErro
     config.ranks.count = 1;
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let threads = *config.engine.threads.get_or_insert_with(cores);
-    let loaded = Loaded::load(&config)?;
-    let blocks = Calibration::blocks_needed(command.runs, config.engine.block_tokens);
-    config.engine.kv_memory = Size(u64::from(blocks).saturating_mul(loaded.block_bytes()));
-    let calibration = Calibration::new(command.runs, loaded.bounds(&config))?;
+    let mut loaded = Loaded::load(&config)?;
+    loaded.set_blocks(Calibration::blocks_needed(command.runs, config.engine.block_tokens));
+    let calibration = Calibration::new(command.runs, loaded.bounds())?;
     let mut backend = loaded.backends(&config).backend(RankId(0)).map_err(CalibrateRunError::Backend)?;
 
     let load = load_average();
