@@ -110,7 +110,9 @@ impl Checker {
             sample: Some(sample),
         };
         let mut found = Vec::new();
-        let ran = self.backend.logits_of(&Step { copies: Vec::new(), slices: vec![slice] }, |_, logits| found = logits.to_vec());
+        let ran = self
+            .backend
+            .logits_of(&Step { copies: Vec::new(), slices: vec![slice] }, |_, logits| found = logits.to_vec());
         ran.map_err(|error| error.to_string())?;
         Ok(found)
     }

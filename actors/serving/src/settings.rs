@@ -3,7 +3,7 @@
 use starling_actors::NodeName;
 use starling_core::ids::{Incarnation, RankId};
 use starling_core::view::{Seat, Seating};
-use starling_core::{batch, ingress as core_ingress, placement, replica, round};
+use starling_core::{batch, ingress as core_ingress, kv, placement, replica, round};
 use std::ops::Range;
 
 /// Everything the actors need to know. All limits are in here.

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::telemetry::{Identity, SpansError, Telemetry, admin_router};
 use starling_actors::{Hook, TreeExit};
 use starling_core::placement::Policy;
-use starling_core::{batch, ingress, kv, replica, round};
+use starling_core::{batch, ingress, replica, round};
 use starling_serving::{Observer, Serving, ServingError, Settings};
 use starling_transport::Mesh;
 use std::io;

@@ -223,8 +223,8 @@ fn reports_add_up() {
     assert_eq!(value("vllm:inter_token_latency_seconds_bucket", &[("le", "0.0025")]), 4.0);
     assert_eq!(value("vllm:e2e_request_latency_seconds_count", &[]), 1.0);
     let pool = [("rank", "1"), ("life_cycle", "0")];
-    let blocks = ["free", "reusable", "held"]
-        .map(|state| value("starling_kv_blocks", &[pool[0], pool[1], ("state", state)]));
+    let blocks =
+        ["free", "reusable", "held"].map(|state| value("starling_kv_blocks", &[pool[0], pool[1], ("state", state)]));
     assert_eq!(blocks.iter().sum::<f64>(), value("starling_kv_pool_blocks", &pool));
     assert_eq!(value("starling_kv_conversations", &[("rank", "1")]), 3.0);
     assert_eq!(value("starling_kv_turns_total", &[("rank", "1")]), 9.0);

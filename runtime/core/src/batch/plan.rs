@@ -181,7 +181,8 @@ impl Batch {
 
     /// Tells the KV manager of everything that is computed.
     pub(super) fn tell_all(&mut self, order: Order, out: &mut Vec<Effect>) {
-        let Some(running) = self.running.get_mut(&order).filter(|running| running.computed > running.told_computed) else {
+        let Some(running) = self.running.get_mut(&order).filter(|running| running.computed > running.told_computed)
+        else {
             return;
         };
         let tokens = running.known.tokens[running.told_tokens as usize..].to_vec();

@@ -443,7 +443,12 @@ fn nonsense_is_ignored_and_the_sequence_goes_on() {
     rank.tell_batch(Input::Cancel { attempt: one });
     rank.admit(sequence(1, &prompt(1, 10), 6));
     rank.tell_batch(Input::Admit(sequence(1, &prompt(1, 10), 6)));
-    rank.tell_batch(Input::Kv(kv::Effect::Grown { attempt: one, blocks: vec![vec![BlockId(0)]], capacity: 4, copies: vec![] }));
+    rank.tell_batch(Input::Kv(kv::Effect::Grown {
+        attempt: one,
+        blocks: vec![vec![BlockId(0)]],
+        capacity: 4,
+        copies: vec![],
+    }));
     while rank.deliver_to_kv() | rank.deliver_to_batch() {}
     rank.tell_batch(Input::Kv(kv::Effect::Exhausted { attempt: attempt(7, 1), wanted: 1, available: 0 }));
     rank.tell_batch(reserved(one, 0..0));

@@ -251,7 +251,8 @@ impl Manager {
         let reused = opened.reused_tokens;
         let mut copies = Vec::new();
         let block_tokens = self.shape.block_tokens.get();
-        let capacity = target.min(reused.saturating_add(asking.ahead)).div_ceil(block_tokens).saturating_mul(block_tokens);
+        let capacity =
+            target.min(reused.saturating_add(asking.ahead)).div_ceil(block_tokens).saturating_mul(block_tokens);
         let resumed = self.cache.resume(id, &[], &mut copies) == Ok(true);
         if !resumed || self.cache.resize(id, (Some(capacity), None), &mut copies) != Ok(true) {
             self.cache.close(id);
@@ -497,10 +498,7 @@ impl Manager {
 
 /// All places are the device's: there are no tiers below it yet.
 fn on_device(copies: Vec<Copy>) -> Copies {
-    let one = |Copy { from, to }: Copy| BlockCopy {
-        life_cycle: from.group,
-        from: BlockId(from.slot),
-        to: BlockId(to.slot),
-    };
+    let one =
+        |Copy { from, to }: Copy| BlockCopy { life_cycle: from.group, from: BlockId(from.slot), to: BlockId(to.slot) };
     copies.into_iter().map(one).collect()
 }

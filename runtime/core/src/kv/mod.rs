@@ -314,7 +314,8 @@ pub struct Stats {
 impl Stats {
     /// The pool that will be short first: the one with the largest share held.
     pub fn tightest(&self) -> PoolStats {
-        let share = |pool: &PoolStats| u64::from(pool.blocks_held) * u64::from(PPM) / u64::from(pool.blocks_total.max(1));
+        let share =
+            |pool: &PoolStats| u64::from(pool.blocks_held) * u64::from(PPM) / u64::from(pool.blocks_total.max(1));
         // Of several, the first.
         self.pools.iter().rev().copied().max_by_key(share).unwrap_or_default()
     }

@@ -51,7 +51,10 @@ fn blocks(
     let least: Vec<u32> = groups.iter().map(least).collect();
     let sizes: Vec<u64> = groups.iter().map(|group| group.page_bytes.max(1)).collect();
     let bytes = |blocks: &[u32]| -> u64 {
-        blocks.iter().zip(&sizes).fold(0, |sum: u64, (blocks, size)| sum.saturating_add(u64::from(*blocks).saturating_mul(*size)))
+        blocks
+            .iter()
+            .zip(&sizes)
+            .fold(0, |sum: u64, (blocks, size)| sum.saturating_add(u64::from(*blocks).saturating_mul(*size)))
     };
     let wanted = bytes(&least);
     if wanted > memory {

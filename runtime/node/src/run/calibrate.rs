@@ -3,7 +3,7 @@
 use crate::assembly::{LoadError, Loaded};
 use crate::cli::Exit;
 use crate::cli::calibrate::Calibrate;
-use crate::config::{Config, ConfigError, Size};
+use crate::config::{Config, ConfigError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
 use starling_actors::ActorError;

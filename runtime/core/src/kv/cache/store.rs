@@ -1,11 +1,11 @@
 //! Pages and tree together: what is linked where, and what goes when a page vanishes.
 
 use super::config::{Commits, Config};
+use super::ends::{EndPoints, Touched};
+use super::events::Log;
 use super::explain::Gone;
 use super::forget::Owners;
 use super::hint::Hint;
-use super::ends::{EndPoints, Touched};
-use super::events::Log;
 use super::lifecycle::{LifeCycle, Policy};
 use super::pages::{PageId, Pages, Place};
 use super::plans::Mark;
