@@ -363,10 +363,17 @@ impl Manager {
         let block_tokens = self.shape.block_tokens.get();
         let before = at.capacity.div_ceil(block_tokens);
         let added = tokens.div_ceil(block_tokens).saturating_sub(before);
-        // Of full attention, what was promised to others is not to be had. Windows were promised all that they need.
-        let of_full = self.shape.pools.iter().zip(&attempt.promised).zip(self.spare());
-        let of_full = of_full.filter(|((pool, _), _)| pool.retention == Retention::Full);
-        let available = of_full.map(|((_, promised), spare)| promised.saturating_add(spare)).min().unwrap_or(u32::MAX);
+        // Of full attention, what was promised to others is not to be had; of windows, nothing that was not promised.
+        let room = |((pool, promised), spare): ((&Pool, &u32), u32)| match pool.retention {
+            Retention::Full => promised.saturating_add(spare),
+            Retention::State => u32::MAX,
+            window => {
+                let has = before - window.stale(at.history, self.shape.block_tokens).len() as u32;
+                promised.saturating_sub(has)
+            }
+        };
+        let pools = self.shape.pools.iter().zip(&attempt.promised).zip(self.spare());
+        let available = pools.map(room).min().unwrap_or(u32::MAX);
         if added > available {
             return self.exhaust(key, Shortage { wanted: added, available }, out);
         }
@@ -401,7 +408,10 @@ impl Manager {
             Publishing::AllReusable => self.commit_to(key, computed, After::GoesOn, &mut copies),
             Publishing::PerRequest | Publishing::PerConversation => {
                 while let Some(end) = self.next_end(key, computed) {
-                    self.commit_to(key, end, After::GoesOn, &mut copies);
+                    // A state is where the computed tokens end, and nowhere else.
+                    if end == computed || !self.shape.has_states() {
+                        self.commit_to(key, end, After::GoesOn, &mut copies);
+                    }
                 }
                 let _ = self.cache.resize(id, (None, Some(computed)), &mut copies);
             }
