@@ -215,7 +215,7 @@ fn a_hybrid_model_says_the_same_where_snapshots_and_blocks_are_few() {
     for seed in 1..6 {
         let model = Arc::new(Hybrid::new(seed));
         // Room for the longest turn and little more.
-        let mut rank = hybrid_rank(&model, [48, 30, 3], 8, 24);
+        let mut rank = hybrid_rank(&model, [34, 30, 3], 8, 24);
         converse(&mut rank, hybrid::VOCABULARY, |turn, said, _| {
             assert_eq!(said.tokens, model.continued(&turn.tokens, turn.new_tokens), "seed {seed}");
             reused += said.cached_tokens;

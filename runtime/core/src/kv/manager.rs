@@ -259,7 +259,12 @@ impl Manager {
             let shortage = Shortage { wanted: target.div_ceil(block_tokens), available: 0 };
             return self.exhaust(key, shortage, out);
         }
-        let ends = self.ends(length, &opened);
+        let mut ends = self.ends(length, opened.path_tokens);
+        if ends.contains(&reused) {
+            // It is this turn's as much as that of the turn that made it.
+            self.cache.ends_at(id, reused);
+        }
+        ends.retain(|end| *end > reused);
         let attempt = Attempt {
             id,
             conversation: self.begin_turn(asking.conversation, id),
@@ -310,16 +315,16 @@ impl Manager {
         }
     }
 
-    /// Lengths at which a prompt's end points are made.
-    fn ends(&self, length: u32, opened: &Opened) -> BTreeSet<u32> {
+    /// Lengths at which a prompt's end points belong, ascending.
+    fn ends(&self, length: u32, path_tokens: u32) -> BTreeSet<u32> {
         if self.config.publishing == Publishing::AllReusable {
             return BTreeSet::new();
         }
         let tail = Tail {
             prompt_tokens: length,
             replay_tokens: self.config.replay_tokens.get(),
-            reused_tokens: opened.reused_tokens,
-            chunk_start: opened.reused_tokens,
+            reused_tokens: 0,
+            chunk_start: 0,
             publishing: self.config.publishing,
             encoder_replay: false,
         };
@@ -330,10 +335,10 @@ impl Manager {
             let snapshots = &self.config.snapshots;
             ends.extend(&snapshots.from_start);
             ends.extend(snapshots.from_end.iter().filter_map(|end| length.checked_sub(*end)));
-            ends.extend(snapshots.at_branches.then_some(opened.path_tokens));
+            ends.extend(snapshots.at_branches.then_some(path_tokens));
         }
         ends.insert(length);
-        ends.retain(|end| (opened.reused_tokens + 1..=length).contains(end));
+        ends.retain(|end| (1..=length).contains(end));
         ends
     }
 

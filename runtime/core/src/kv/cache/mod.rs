@@ -224,6 +224,13 @@ impl Manager {
         here.map(|(life_cycle, block, owned)| (life_cycle, block, slot(owned))).collect()
     }
 
+    /// The end point at which the sequence resumed is one of its own turn's as well: it goes with that turn.
+    pub fn ends_at(&mut self, id: SequenceId, length: u32) {
+        if let Some(sequence) = self.sequences.get_mut(&id).filter(|sequence| length <= sequence.committed()) {
+            sequence.ends.push(length);
+        }
+    }
+
     /// Whether the tree names the page in a slot of the device.
     #[cfg(test)]
     pub(crate) fn is_published(&self, life_cycle: u8, block: BlockId) -> bool {
