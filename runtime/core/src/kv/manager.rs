@@ -89,7 +89,9 @@ impl Manager {
     }
 
     /// Takes one input and appends what follows from it. Total: what makes no sense is `Ignored`.
-    pub fn handle(&mut self, _now_us: u64, input: Input, out: &mut Vec<Effect>) {
+    pub fn handle(&mut self, now_us: u64, input: Input, out: &mut Vec<Effect>) {
+        // What a conversation that expires gives back was reusable before, so nobody needs to hear of it.
+        self.cache.advance(now_us);
         match input {
             Input::Reserve { attempt, scope, conversation, tokens, ahead_tokens, tokens_max } => {
                 let tokens_max = tokens_max.max((tokens.len() as u32).saturating_add(1));
@@ -410,7 +412,10 @@ impl Manager {
         let spare = self.spare();
         let mut copies = Vec::new();
         match self.config.publishing {
-            Publishing::AllReusable => self.commit_to(key, computed, After::GoesOn, &mut copies),
+            Publishing::AllReusable => {
+                self.commit_to(key, computed, After::GoesOn, &mut copies);
+                let _ = self.cache.resize(id, (None, Some(computed)), &mut copies);
+            }
             Publishing::PerRequest | Publishing::PerConversation => {
                 while let Some(end) = self.next_end(key, computed) {
                     // A state is where the computed tokens end, and nowhere else.

@@ -1,6 +1,6 @@
 //! What must hold between values, once each has the right type.
 
-use super::{Config, Problem};
+use super::{Config, Kv, Problem, ReusePolicy};
 use crate::fetch;
 use starling_transport::NodeName;
 use std::net::SocketAddr;
@@ -23,6 +23,15 @@ const SEQUENCES: RangeInclusive<u32> = 1..=4096;
 const DRAFT_TOKENS: RangeInclusive<u32> = 0..=64;
 const THREADS: RangeInclusive<u32> = 1..=1024;
 const KV_MEMORY_MIN: u64 = 1 << 20;
+/// Each turn keeps its windows; nobody goes back this far.
+const TURNS: RangeInclusive<u32> = 1..=1024;
+/// Each takes some hundred bytes.
+const CONVERSATIONS: RangeInclusive<u32> = 1..=1 << 24;
+const PERCENT: RangeInclusive<u32> = 1..=100;
+/// Places of snapshots: each is a state of memory.
+const SNAPSHOTS_MAX: usize = 64;
+/// Shares that people write down add up to one only so far.
+const RATIO_SUM_TOLERANCE: f64 = 1e-6;
 const BODY_LIMIT: RangeInclusive<u64> = 1 << 10..=1 << 30;
 /// A replica's bound: members times this is what it may hold.
 const ANNOUNCED: RangeInclusive<u32> = 1..=65_536;
@@ -39,6 +48,8 @@ pub fn check(config: &Config) -> Vec<Problem> {
     problems.keys(config);
     problems.model(config);
     problems.engine(config);
+    problems.kv(config);
+    problems.snapshots(&config.kv);
     problems.range("ranks.count", config.ranks.count, RANKS, "");
     problems.rounds(config);
     problems.limits(config);
@@ -180,6 +191,61 @@ impl Problems {
             let (step, sequences) = (engine.step_tokens_max, engine.sequences_max);
             let what = format!("{step} is less than engine.sequences-max {sequences}: each decodes one token a step");
             self.add("engine.step-tokens-max", what);
+        }
+    }
+
+    fn kv(&mut self, config: &Config) {
+        let kv = &config.kv;
+        self.range("kv.turns-max", kv.turns_max, TURNS, "");
+        self.range("kv.conversations-max", kv.conversations_max, CONVERSATIONS, "");
+        if kv.conversation_ttl != super::Period::secs(0) && kv.conversation_ttl.as_millis() == 0 {
+            self.add("kv.conversation-ttl", format!("{} is less than 1ms, and not 0s for never", kv.conversation_ttl));
+        }
+        if let Some(percent) = kv.scope_quota_percent {
+            self.range("kv.scope-quota-percent", percent, PERCENT, "");
+        }
+        self.range("kv.resume-utilisation-percent-max", kv.resume_utilisation_percent_max, PERCENT, "");
+        if let Some(ratio) = &kv.pool_ratio {
+            self.ratio(ratio);
+        }
+        if let Some(tokens) = kv.sequence_tokens {
+            self.range("kv.sequence-tokens", tokens, 1..=*CONTEXT_TOKENS.end(), "");
+            if let Some(context) = config.engine.context_tokens_max.filter(|context| tokens > *context) {
+                self.add("kv.sequence-tokens", format!("{tokens} is more than engine.context-tokens-max {context}"));
+            }
+        }
+        self.range("kv.match-backoff-tokens", kv.match_backoff_tokens, 0..=*CONTEXT_TOKENS.end(), "");
+        self.range("kv.endpoint-rewind-tokens", kv.endpoint_rewind_tokens, 0..=*CONTEXT_TOKENS.end(), "");
+        let policy = kv.reuse_policy.filter(|policy| *policy != ReusePolicy::AllReusable);
+        if let Some(policy) = policy.filter(|_| kv.endpoint_rewind_tokens > 0) {
+            let name = serde_json::json!(policy);
+            let what = format!("{} goes with all-reusable only, kv.reuse-policy is {name}", kv.endpoint_rewind_tokens);
+            self.add("kv.endpoint-rewind-tokens", what);
+        }
+    }
+
+    fn ratio(&mut self, ratio: &[f64]) {
+        if let Some(share) = ratio.iter().find(|share| !(share.is_finite() && **share > 0.0)) {
+            return self.add("kv.pool-ratio", format!("{share} is not a share above 0"));
+        }
+        let sum: f64 = ratio.iter().sum();
+        if (sum - 1.0).abs() > RATIO_SUM_TOLERANCE {
+            self.add("kv.pool-ratio", format!("{ratio:?} adds up to {sum}, not to 1"));
+        }
+    }
+
+    fn snapshots(&mut self, kv: &Kv) {
+        let offsets = [
+            ("kv.snapshot-offsets-from-start", &kv.snapshot_offsets_from_start, 1),
+            ("kv.snapshot-offsets-from-end", &kv.snapshot_offsets_from_end, 0),
+        ];
+        for (key, offsets, least) in offsets {
+            if offsets.len() > SNAPSHOTS_MAX {
+                self.add(key, format!("{} offsets are more than {SNAPSHOTS_MAX}", offsets.len()));
+            }
+            for (at, offset) in offsets.iter().enumerate() {
+                self.range(&format!("{key}[{at}]"), *offset, least..=*CONTEXT_TOKENS.end(), "");
+            }
         }
     }
 

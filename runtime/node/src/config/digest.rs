@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 const FORM: &str = "starling settings 1";
 
 /// Keys, or whole tables, that must be the same on every node. What is not here may differ: where a node listens, where its
-/// files are, how much of its machine it uses, what it tells, and bounds that only its own clients meet. `cluster.members`
-/// and the model's name are hashed by what they mean, so they are not here either.
+/// files are, how much of its machine it uses, what its ranks keep for later, what it tells, and bounds that only its own
+/// clients meet. `cluster.members` and the model's name are hashed by what they mean, so they are not here either.
 const DECIDING: [&str; 14] = [
     "cluster.lockstep",
     "cluster.name",
@@ -72,7 +72,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     /// Keys that may differ between nodes of one cluster. A new key goes here or into `DECIDING`.
-    const LOCAL: [&str; 33] = [
+    const LOCAL: [&str; 48] = [
         "admin.listen",
         "api.body-limit",
         "api.keys",
@@ -88,6 +88,22 @@ mod tests {
         "engine.timed.decode-per-sequence",
         "engine.timed.decode-per-step",
         "engine.timed.prefill-per-token",
+        // A rank alone says what can be reused of its blocks; the others ask it.
+        "kv.branch-snapshots",
+        "kv.conversation-ttl",
+        "kv.conversations-max",
+        "kv.endpoint-rewind-tokens",
+        "kv.match-backoff-tokens",
+        "kv.partial-reuse",
+        "kv.pool-ratio",
+        "kv.resume-utilisation-percent-max",
+        "kv.reuse-policy",
+        "kv.scope-quota-percent",
+        "kv.sequence-tokens",
+        "kv.sizing",
+        "kv.snapshot-offsets-from-end",
+        "kv.snapshot-offsets-from-start",
+        "kv.turns-max",
         "limits.announce-wait",
         "limits.backlog-requests-max",
         "limits.backlog-tokens-max",
@@ -136,6 +152,12 @@ mod tests {
             ("engine.context-tokens-max" | "engine.threads", _) => json!(77),
             ("engine.kv-memory" | "api.body-limit" | "api.text-cache", _) => json!("7MiB"),
             ("telemetry.log-format", _) => json!("json"),
+            ("kv.reuse-policy", _) => json!("per-request"),
+            ("kv.sizing", _) => json!("typical-step"),
+            ("kv.conversation-ttl", _) => json!("7s"),
+            ("kv.scope-quota-percent" | "kv.sequence-tokens", _) => json!(77),
+            ("kv.pool-ratio", _) => json!([0.25, 0.75]),
+            ("kv.snapshot-offsets-from-start" | "kv.snapshot-offsets-from-end", _) => json!([7]),
             (_, Value::Bool(on)) => json!(!on),
             (_, Value::Number(n)) if n.is_f64() => json!(n.as_f64().unwrap() + 0.25),
             (_, Value::Number(n)) => json!(n.as_u64().unwrap() + 1),

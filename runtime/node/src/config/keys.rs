@@ -17,8 +17,10 @@ pub enum Kind {
     Integer,
     Number,
     Text,
-    /// Separated by commas.
+    /// Texts, separated by commas; so are the other lists.
     List,
+    Integers,
+    Numbers,
 }
 
 impl Key {
@@ -44,7 +46,11 @@ impl Key {
             Some("boolean") => Kind::Boolean,
             Some("integer") => Kind::Integer,
             Some("number") => Kind::Number,
-            Some("array") => Kind::List,
+            Some("array") => match schema["items"]["type"].as_str() {
+                Some("integer") => Kind::Integers,
+                Some("number") => Kind::Numbers,
+                _ => Kind::List,
+            },
             _ => Kind::Text,
         })
     }
@@ -122,6 +128,9 @@ mod tests {
         assert_eq!(kind("placement.strict-affinity"), Kind::Boolean);
         assert_eq!(kind("placement.load-weight"), Kind::Number);
         assert_eq!(kind("engine.timed.decode-per-step"), Kind::Text);
+        assert_eq!(kind("kv.reuse-policy"), Kind::Text);
+        assert_eq!(kind("kv.pool-ratio"), Kind::Numbers);
+        assert_eq!(kind("kv.snapshot-offsets-from-end"), Kind::Integers);
     }
 
     #[test]

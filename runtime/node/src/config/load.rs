@@ -1,7 +1,7 @@
 //! Layers the sources over each other and says which of them is wrong where.
 
 use super::keys::{Key, Kind, join, variable};
-use super::{Config, Secret, check, placement};
+use super::{Config, Secret, check, placement, upstream};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -161,10 +161,11 @@ impl Layers {
         (self.keys, self.merged) = (keys, merged);
     }
 
-    /// The layer with the published names of placement's keys replaced by ours, so that later sources replace earlier ones
-    /// whichever name they use.
+    /// The layer with the published names of placement's and the KV manager's keys replaced by ours, so that later sources
+    /// replace earlier ones whichever name they use.
     fn under_our_names(&mut self, layer: &Table, origin: &Origin) -> Table {
         let mut layer = layer.clone();
+        self.problems.extend(upstream::under_our_names(&mut layer).into_iter().map(|problem| problem.at(origin)));
         let Some(Value::Table(given)) = layer.get_mut("placement") else {
             return layer;
         };
@@ -308,9 +309,20 @@ fn read_text(kind: Kind, text: &str) -> Result<Value, String> {
         Kind::Boolean => text.trim().parse::<bool>().map(Value::from).map_err(|_| wrong("true or false")),
         Kind::Integer => text.trim().parse::<i64>().map(Value::from).map_err(|_| wrong("a whole number")),
         Kind::Number => text.trim().parse::<f64>().map(Value::from).map_err(|_| wrong("a number")),
-        Kind::List => {
-            let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
-            if parts.is_empty() { Err("the list names nothing".into()) } else { Ok(Value::from(parts)) }
+        Kind::List => Ok(Value::from(parts(text)?)),
+        Kind::Integers => {
+            let numbers = parts(text)?.into_iter().map(|part| read_text(Kind::Integer, part));
+            Ok(Value::Array(numbers.collect::<Result<_, _>>()?))
+        }
+        Kind::Numbers => {
+            let numbers = parts(text)?.into_iter().map(|part| read_text(Kind::Number, part));
+            Ok(Value::Array(numbers.collect::<Result<_, _>>()?))
         }
     }
+}
+
+/// What a list in a variable holds.
+fn parts(text: &str) -> Result<Vec<&str>, String> {
+    let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    if parts.is_empty() { Err("the list names nothing".into()) } else { Ok(parts) }
 }

@@ -7,14 +7,17 @@ mod check;
 mod cluster;
 mod digest;
 mod keys;
+mod kv;
 mod load;
 mod placement;
 #[cfg(test)]
 mod tests;
 mod units;
+mod upstream;
 
 pub use cluster::{Cluster, Member, Mesh};
 pub use keys::variable;
+pub use kv::{Kv, ReusePolicy, Sizing};
 pub use load::{ConfigError, Origin, Problem, Sources, set};
 pub use placement::Placement;
 pub use units::{HostPort, Period, REDACTED, Secret, Size, UnitError};
@@ -36,6 +39,7 @@ pub struct Config {
     pub admin: Admin,
     pub model: Model,
     pub engine: Engine,
+    pub kv: Kv,
     pub ranks: Ranks,
     pub placement: Placement,
     pub rounds: Rounds,
