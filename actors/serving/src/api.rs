@@ -9,9 +9,14 @@ use starling_core::round::Explicit;
 use starling_core::step::Drawn;
 use std::sync::Arc;
 
+/// What a request is called by whoever looks for it later: the name that the client gave it, and that of the answer.
+pub type Names = Arc<[String]>;
+
 /// A request once text and JSON are behind it.
 #[derive(Clone, Debug)]
 pub struct Submission {
+    /// Empty: nobody will look for it.
+    pub names: Names,
     pub prompt: Arc<[TokenId]>,
     /// Of the prompt's leading blocks, where they are known already.
     pub keys: PromptKeys,

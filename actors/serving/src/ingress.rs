@@ -1,22 +1,24 @@
 //! The ingress' actor, one a node: owns the open requests. Streams of tokens out, arrivals and ends into the rounds.
 
-use crate::api::{Placed, StreamEvent, StreamToken};
+use crate::api::{Names, Placed, StreamEvent, StreamToken};
 use crate::clock::Clock;
 use crate::gpu_worker;
 use crate::observer::{IngressReport, Observer};
 use crate::queue;
+use crate::requests::{Known, Over};
 use crate::router::Decided;
 use crate::wakeup::Wakeup;
-use crate::{Addresses, Settings};
+use crate::{Addresses, Settings, Surroundings, Texts};
 use serde::{Deserialize, Serialize};
 use starling_actors::{Actor, ActorError, Context, Reply, SendError, SpanRecord, TraceContext};
 use starling_core::batch::Frame;
 use starling_core::ids::{AttemptKey, Incarnation, RankId, RequestKey};
 use starling_core::ingress::{Effect, Input, Machine, Prompt, Submission, Ticket};
+use starling_core::kv::Forget;
 use starling_core::rejection::Rejection;
 use starling_core::replica::Decision;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -26,10 +28,14 @@ pub enum Message {
     Frames(Vec<Frame>),
     /// The rank cannot run the attempt, and no other can.
     Refused { attempt: AttemptKey, rejection: Rejection },
+    /// From any node: what this one's edge keeps of texts goes. Answered by the number of prompts.
+    Forget { what: Forget, reply: Reply<u64> },
+    /// From any node: the requests of this name, open ones and the last that are over.
+    Find { name: String, reply: Reply<Vec<Known>> },
     // The rest is from this node only.
     /// The trace of the message is the request's.
     #[serde(skip)]
-    Submit { submission: Box<Submission>, events: UnboundedSender<StreamEvent> },
+    Submit { submission: Box<Submission>, names: Names, events: UnboundedSender<StreamEvent> },
     /// The client left.
     #[serde(skip)]
     Cancel(Ticket),
@@ -71,6 +77,9 @@ impl Message {
     }
 }
 
+/// Requests of one name that are told of: clients may give the same name to any number of them.
+const FOUND_MAX: usize = 256;
+
 /// The client's side of an open request. The channel holds at most the request's tokens.
 struct Client {
     events: UnboundedSender<StreamEvent>,
@@ -78,11 +87,14 @@ struct Client {
     submitted: Instant,
     submitted_at: SystemTime,
     enqueued_at: Option<SystemTime>,
+    known: Known,
 }
 
 pub struct Ingress {
     machine: Machine,
     clients: BTreeMap<Ticket, Client>,
+    over: Over,
+    texts: Arc<OnceLock<Arc<dyn Texts>>>,
     settings: Arc<Settings>,
     addresses: Arc<Addresses>,
     observer: Arc<dyn Observer>,
@@ -92,14 +104,16 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    pub fn new(settings: Arc<Settings>, addresses: Arc<Addresses>, observer: Arc<dyn Observer>, clock: Clock) -> Self {
+    pub fn new(around: &Surroundings) -> Self {
         Self {
-            machine: Machine::new(settings.ingress_config()),
+            machine: Machine::new(around.settings.ingress_config()),
             clients: BTreeMap::new(),
-            settings,
-            addresses,
-            observer,
-            clock,
+            over: Over::default(),
+            texts: Arc::clone(&around.texts),
+            settings: Arc::clone(&around.settings),
+            addresses: Arc::clone(&around.addresses),
+            observer: Arc::clone(&around.observer),
+            clock: around.clock,
             wakeup: Wakeup::default(),
             effects: Vec::new(),
         }
@@ -141,12 +155,12 @@ impl Ingress {
             }
             Effect::Ended { ticket, finish } => {
                 self.send(ticket, StreamEvent::Ended(finish));
-                self.clients.remove(&ticket);
+                self.let_go(ticket);
             }
             Effect::Failed { ticket, rejection } => {
                 self.observer.rejected(&rejection);
                 self.send(ticket, StreamEvent::Failed(rejection));
-                self.clients.remove(&ticket);
+                self.let_go(ticket);
             }
         }
     }
@@ -193,12 +207,23 @@ impl Ingress {
         }
     }
 
+    fn let_go(&mut self, ticket: Ticket) {
+        if let Some(client) = self.clients.remove(&ticket) {
+            self.over.add(client.known);
+        }
+    }
+
+    fn find(&self, name: &str) -> Vec<Known> {
+        let open = self.clients.values().map(|client| &client.known);
+        open.chain(self.over.iter()).filter(|known| known.is_called(name)).take(FOUND_MAX).cloned().collect()
+    }
+
     fn decided(&mut self, context: &mut Context<'_, Message>, decided: &Decided) {
         for decision in &decided.decisions {
             match decision {
                 Decision::Enqueued { key, .. } => self.enqueued(context, *key, decided.ended),
                 Decision::Placed { attempt, rank, why, .. } => {
-                    self.placed(context, attempt.key, decided, (rank.0, why));
+                    self.placed(context, *attempt, decided, (*rank, why));
                     self.drive(context, Input::Placed { attempt: *attempt, rank: *rank });
                 }
                 Decision::Seal { attempt } => self.drive(context, Input::Seal { attempt: *attempt }),
@@ -228,13 +253,14 @@ impl Ingress {
     fn placed(
         &mut self,
         context: &Context<'_, Message>,
-        key: RequestKey,
+        attempt: AttemptKey,
         decided: &Decided,
-        (rank, why): (u32, &starling_core::placement::Why),
+        (rank, why): (RankId, &starling_core::placement::Why),
     ) {
-        let Some(client) = self.clients.get_mut(&Ticket(key.seq)) else {
+        let Some(client) = self.clients.get_mut(&Ticket(attempt.key.seq)) else {
             return;
         };
+        client.known.attempts.push((attempt, rank));
         self.observer.placed(why.label(), client.submitted.elapsed());
         if !client.trace.is_sampled() {
             return;
@@ -257,7 +283,7 @@ impl Ingress {
             attributes: vec![
                 ("starling.actor", "router".into()),
                 ("starling.round", decided.round.0.into()),
-                ("starling.rank", rank.into()),
+                ("starling.rank", rank.0.into()),
                 ("starling.placement.why", why.label().into()),
                 ("starling.placement.terms", format!("{why:?}").into()),
             ],
@@ -268,7 +294,7 @@ impl Ingress {
         &mut self,
         context: &mut Context<'_, Message>,
         submission: Box<Submission>,
-        events: UnboundedSender<StreamEvent>,
+        (names, events): (Names, UnboundedSender<StreamEvent>),
     ) {
         if let Some(known) = self.clients.get(&submission.ticket) {
             // Tickets are drawn from one counter: a known one is a fault of the caller, and not of that client.
@@ -283,6 +309,7 @@ impl Ingress {
             submitted: Instant::now(),
             submitted_at: SystemTime::now(),
             enqueued_at: None,
+            known: Known { names, child: submission.child, is_open: true, attempts: Vec::new() },
         };
         self.clients.insert(submission.ticket, client);
         self.drive(context, Input::Submit(submission));
@@ -294,13 +321,18 @@ impl Actor for Ingress {
 
     fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         match message {
-            Message::Submit { submission, events } => self.submit(context, submission, events),
+            Message::Submit { submission, names, events } => self.submit(context, submission, (names, events)),
+            Message::Forget { what, reply } => {
+                // An edge that has not said what it keeps keeps nothing yet.
+                reply.send(self.texts.get().map_or(0, |texts| texts.forget(&what) as u64));
+            }
+            Message::Find { name, reply } => reply.send(self.find(&name)),
             Message::Cancel(ticket) => {
-                self.clients.remove(&ticket);
+                self.let_go(ticket);
                 self.drive(context, Input::Cancel(ticket));
             }
             Message::Finish(ticket) => {
-                self.clients.remove(&ticket);
+                self.let_go(ticket);
                 self.drive(context, Input::Finish(ticket));
             }
             Message::Frames(frames) => {
@@ -336,6 +368,8 @@ impl Actor for Ingress {
     fn kind(message: &Message) -> &'static str {
         match message {
             Message::Submit { .. } => "submit",
+            Message::Forget { .. } => "forget",
+            Message::Find { .. } => "find",
             Message::Cancel(_) => "cancel",
             Message::Finish(_) => "finish",
             Message::Frames(_) => "frames",

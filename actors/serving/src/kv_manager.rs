@@ -1,20 +1,34 @@
 //! A rank's KV manager: owns the machine that knows which blocks hold what, and alone reserves them.
 
+use crate::clock::Clock;
+use crate::wakeup::Wakeup;
 use crate::{RankAddresses, Surroundings, gpu_worker, queue};
-use starling_actors::{Actor, ActorError, Address, Context, SpanRecord};
-use starling_core::ids::{RankId, RequestNumber, Round};
-use starling_core::kv::{ConfigError, Effect, Input, Manager};
+use serde::{Deserialize, Serialize};
+use starling_actors::{Actor, ActorError, Address, Context, Reply, SpanRecord};
+use starling_core::ids::{AttemptKey, RankId, RequestNumber, Round};
+use starling_core::kv::{ConfigError, Effect, Explanation, Forget, Forgotten, Input, Manager};
 use starling_core::round::{Chain, PrefixMatch};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+#[derive(Serialize, Deserialize)]
 pub enum Message {
+    /// From any node: whatever the rank holds of a conversation or a scope goes.
+    Forget { what: Forget, reply: Reply<Forgotten> },
+    /// From any node: how the reservations of these attempts went, as far as that is remembered.
+    Explain { attempts: Vec<AttemptKey>, reply: Reply<Vec<Explanation>> },
+    // The rest is from this node only.
     /// One request's reservation: the trace of the message is the request's.
+    #[serde(skip)]
     Reserve(Input),
     /// Growth, commits and releases of one step.
+    #[serde(skip)]
     Changes(Vec<Input>),
     /// How much of each prompt could be reused; the answer goes into the next contribution.
+    #[serde(skip)]
     Probe { round: Round, chains: Arc<[(RequestNumber, Chain)]> },
+    #[serde(skip)]
+    Tick,
 }
 
 pub struct KvManager {
@@ -22,6 +36,8 @@ pub struct KvManager {
     manager: Manager,
     addresses: RankAddresses,
     queue: Address<queue::Message>,
+    clock: Clock,
+    wakeup: Wakeup,
     effects: Vec<Effect>,
 }
 
@@ -34,6 +50,8 @@ impl KvManager {
             manager: Manager::new(around.settings.kv.clone())?,
             addresses,
             queue: around.addresses.queue.clone(),
+            clock: around.clock,
+            wakeup: Wakeup::default(),
             effects: Vec::new(),
         })
     }
@@ -59,7 +77,7 @@ impl KvManager {
 
     fn reserve(&mut self, context: &Context<'_, Message>, input: Input) {
         let start = SystemTime::now();
-        self.manager.handle(0, input, &mut self.effects);
+        self.manager.handle(self.clock.now_us(), input, &mut self.effects);
         let mut attributes = vec![("starling.actor", "kv_manager".into()), ("starling.rank", self.rank.0.into())];
         match self.effects.last() {
             Some(Effect::Reserved { reservation, .. }) => {
@@ -94,13 +112,30 @@ impl Actor for KvManager {
                 self.answer(context);
             }
             Message::Changes(inputs) => {
+                let now_us = self.clock.now_us();
                 for input in inputs {
-                    self.manager.handle(0, input, &mut self.effects);
+                    self.manager.handle(now_us, input, &mut self.effects);
                 }
                 self.answer(context);
             }
             Message::Probe { round, chains } => self.probe(context, round, &chains),
+            Message::Forget { what, reply } => {
+                let forgotten = self.manager.forget(self.clock.now_us(), &what, &mut self.effects);
+                tracing::info!(rank = %self.rank, ?forgotten, "forgotten");
+                self.answer(context);
+                reply.send(forgotten);
+            }
+            Message::Explain { attempts, reply } => {
+                reply.send(attempts.into_iter().flat_map(|attempt| self.manager.explanations(attempt)).collect());
+            }
+            Message::Tick => {
+                self.wakeup.fired();
+                self.manager.advance(self.clock.now_us(), &mut self.effects);
+                self.answer(context);
+            }
         }
+        let due = self.manager.poll_timeout();
+        self.wakeup.arm(context, &self.clock, due, Message::Tick);
         Ok(())
     }
 
@@ -109,6 +144,9 @@ impl Actor for KvManager {
             Message::Reserve(_) => "reserve",
             Message::Changes(_) => "changes",
             Message::Probe { .. } => "probe",
+            Message::Forget { .. } => "forget",
+            Message::Explain { .. } => "explain",
+            Message::Tick => "tick",
         }
     }
 }

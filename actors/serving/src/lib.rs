@@ -15,7 +15,8 @@
 //! them with it; each stream hands its request to the new one.
 //!
 //! Between nodes travel: contributions and changes of the view (queue to queue), prompts and stops (ingress to worker),
-//! frames (worker to ingress). Everything else stays on its node.
+//! frames (worker to ingress), and questions that a node's edge asks of all ranks and ingresses: to forget, and where a
+//! request ran. Everything else stays on its node.
 //!
 //! Actors are thin: they own a core machine, feed it messages and perform its effects. Nothing here scores, sizes,
 //! hashes or compares.
@@ -23,12 +24,15 @@
 pub mod api;
 mod clock;
 mod cluster;
+mod everywhere;
+mod forget;
 mod gpu_worker;
 mod ingress;
 mod kv_manager;
 mod observer;
 mod outlet;
 mod queue;
+mod requests;
 mod router;
 mod serving;
 mod settings;
@@ -37,7 +41,10 @@ mod stream;
 mod wakeup;
 
 pub use cluster::{ClusterReport, MemberReport, MemberState};
+pub use everywhere::Unanswered;
+pub use forget::{ForgetReport, RankForgotten, Texts};
 pub use observer::{IngressReport, NoObserver, Observer, RoundReport, RoundTiming};
+pub use requests::{AttemptReport, MissedReport, RequestReport, RequestsReport, ReservationReport};
 pub use router::PlacementDebug;
 pub use serving::{Backends, Readiness, Serving, ServingError};
 pub use settings::{MemberSettings, Settings, SettingsError};
@@ -48,7 +55,7 @@ use cluster::Health;
 use starling_actors::{Address, Carrier, Node};
 use starling_core::ids::RankId;
 use starling_core::view::Seat;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Where the serving actors are reached: those of this node, and what other nodes let us reach.
 pub(crate) struct Addresses {
@@ -63,6 +70,8 @@ pub(crate) struct Addresses {
     pub(crate) ingresses: Vec<Address<ingress::Message>>,
     /// The workers of all ranks of the cluster, by id.
     pub(crate) workers: Vec<Address<gpu_worker::Message>>,
+    /// The KV managers of all ranks of the cluster, by id.
+    pub(crate) kvs: Vec<Address<kv_manager::Message>>,
 }
 
 #[derive(Clone)]
@@ -74,8 +83,10 @@ pub(crate) struct RankAddresses {
 /// Versions of message types that travel between nodes, 0 where none is said. Each is raised whenever its type changes: nodes
 /// of different versions refuse each other's messages.
 mod schema {
-    /// Of [`ingress::Message`](super::ingress::Message): 1 carries the most probable tokens.
-    pub(super) const INGRESS: u32 = 1;
+    /// Of [`ingress::Message`](super::ingress::Message): 1 carries the most probable tokens, 2 asks to forget and to find.
+    pub(super) const INGRESS: u32 = 2;
+    /// Of [`kv_manager::Message`](super::kv_manager::Message).
+    pub(super) const KV: u32 = 0;
     /// Of [`gpu_worker::Message`](super::gpu_worker::Message): 1 carries the child and all of the sampling.
     pub(super) const WORKER: u32 = 1;
 }
@@ -84,12 +95,14 @@ fn worker_name(rank: u32) -> String {
     format!("rank-{rank}/worker")
 }
 
+fn kv_name(rank: u32) -> String {
+    format!("rank-{rank}/kv")
+}
+
 impl Addresses {
     pub(crate) fn of(node: &Node, settings: &Settings) -> Self {
-        let rank = |index: u32| RankAddresses {
-            kv: node.address(&format!("rank-{index}/kv")),
-            worker: node.address(&worker_name(index)),
-        };
+        let rank =
+            |index: u32| RankAddresses { kv: node.address(&kv_name(index)), worker: node.address(&worker_name(index)) };
         let here = |seat: usize| seat == settings.me;
         let members = || settings.members.iter().enumerate();
         let queues = members().map(|(seat, member)| match here(seat) {
@@ -106,6 +119,12 @@ impl Addresses {
                 false => node.remote_schema(&member.name, &worker_name(rank), schema::WORKER),
             })
         });
+        let kvs = members().flat_map(|(seat, member)| {
+            settings.ranks_of(Seat(seat as u32)).map(move |rank| match here(seat) {
+                true => node.address(&kv_name(rank)),
+                false => node.remote_schema(&member.name, &kv_name(rank), schema::KV),
+            })
+        });
         Self {
             queue: node.address("queue"),
             router: node.address("router"),
@@ -114,6 +133,7 @@ impl Addresses {
             queues: queues.collect(),
             ingresses: ingresses.collect(),
             workers: workers.collect(),
+            kvs: kvs.collect(),
         }
     }
 
@@ -122,9 +142,10 @@ impl Addresses {
         if settings.members.len() > 1 {
             node.expose::<queue::Message>("queue");
             node.expose_schema::<ingress::Message>("ingress", schema::INGRESS);
-            settings
-                .own_ranks()
-                .for_each(|rank| node.expose_schema::<gpu_worker::Message>(&worker_name(rank), schema::WORKER));
+            for rank in settings.own_ranks() {
+                node.expose_schema::<gpu_worker::Message>(&worker_name(rank), schema::WORKER);
+                node.expose_schema::<kv_manager::Message>(&kv_name(rank), schema::KV);
+            }
         }
     }
 
@@ -142,4 +163,6 @@ pub(crate) struct Surroundings {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) clock: Clock,
     pub(crate) health: Arc<Health>,
+    /// What the node's edge keeps of conversations, once it has said so.
+    pub(crate) texts: Arc<OnceLock<Arc<dyn Texts>>>,
 }

@@ -11,14 +11,15 @@ use crate::queue::Queue;
 use crate::router::{PlacementDebug, Router};
 use crate::settings::{Settings, SettingsError};
 use crate::stream::TokenStream;
-use crate::{Addresses, Surroundings, ingress, queue, router};
+use crate::{Addresses, Surroundings, Texts, ingress, kv_manager, queue, router};
 use starling_actors::{
-    ActorError, ActorSpec, AskError, Node, StartError, Strategy, SupervisorSpec, TraceContext, Tree, TreeExit,
+    ActorError, ActorSpec, Address, AskError, Node, StartError, Strategy, SupervisorSpec, TraceContext, Tree, TreeExit,
 };
 use starling_core::ids::RankId;
+use starling_core::view::Seat;
 use starling_gpu::Backend;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Makes the backend of a rank; called again each time the rank starts over.
@@ -72,6 +73,8 @@ pub struct Serving {
     draining: Arc<AtomicBool>,
     stopped: Arc<AtomicBool>,
     health: Arc<Health>,
+    settings: Arc<Settings>,
+    texts: Arc<OnceLock<Arc<dyn Texts>>>,
 }
 
 /// Restarts of one actor or rank within a minute before its supervisor gives up and its own supervisor decides.
@@ -97,9 +100,11 @@ impl Serving {
         Addresses::expose(node, &settings);
         let clock = Clock::start();
         let health = Arc::new(Health::new(clock, settings.suspect_after_us));
+        let (settings, texts) = (Arc::new(settings), Arc::default());
         let around = Surroundings {
             health: Arc::clone(&health),
-            settings: Arc::new(settings),
+            settings: Arc::clone(&settings),
+            texts: Arc::clone(&texts),
             backends,
             addresses: Arc::clone(&addresses),
             observer,
@@ -114,7 +119,36 @@ impl Serving {
             draining: Arc::default(),
             stopped: Arc::default(),
             health,
+            settings,
+            texts,
         })
+    }
+
+    /// From now on what is to be forgotten is forgotten there as well. A node has one edge; a second one is not heard.
+    pub fn keep_texts(&self, texts: Arc<dyn Texts>) {
+        if self.texts.set(texts).is_err() {
+            tracing::error!("this node's edge said twice what it keeps");
+        }
+    }
+
+    /// The KV managers of all ranks, by id, with what people call them.
+    pub(crate) fn all_kvs(&self) -> Vec<(String, Address<kv_manager::Message>)> {
+        let name = |rank: usize| format!("rank {rank} of {}", self.node_of(RankId(rank as u32)));
+        self.addresses.kvs.iter().enumerate().map(|(rank, kv)| (name(rank), kv.clone())).collect()
+    }
+
+    /// The ingresses of all members, by seat, with the members' names.
+    pub(crate) fn all_ingresses(&self) -> Vec<(String, Address<ingress::Message>)> {
+        let ingresses = self.addresses.ingresses.iter().enumerate();
+        ingresses.map(|(seat, ingress)| (self.name_of(seat).to_owned(), ingress.clone())).collect()
+    }
+
+    pub(crate) fn name_of(&self, seat: usize) -> &str {
+        self.settings.name_of(Seat(seat as u32))
+    }
+
+    pub(crate) fn node_of(&self, rank: RankId) -> &str {
+        self.settings.seat_of_rank(rank).map_or("unknown", |seat| self.settings.name_of(seat))
     }
 
     /// Hands a request in; its events come by the stream.
@@ -223,7 +257,7 @@ fn tree(around: &Surroundings) -> SupervisorSpec {
         .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
         .child(ActorSpec::new("ingress", {
             let a = around.clone();
-            move || Ingress::new(Arc::clone(&a.settings), Arc::clone(&a.addresses), Arc::clone(&a.observer), a.clock)
+            move || Ingress::new(&a)
         }))
         .child(control);
     SupervisorSpec::new("serving", Strategy::OneForOne)

@@ -133,7 +133,8 @@ impl TokenStream {
             tenant: self.submission.tenant,
             child: self.submission.child,
         };
-        let message = Message::Submit { submission: Box::new(submission), events: sender };
+        let names = Arc::clone(&self.submission.names);
+        let message = Message::Submit { submission: Box::new(submission), names, events: sender };
         let sent = self.ingress.tell(self.submission.trace, message).is_ok();
         if sent {
             self.state = State::Open(Open { ticket, events });

@@ -3,9 +3,10 @@
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use serde_json::{Value, json};
 use starling::api::{Check, Health};
-use starling::telemetry::admin::Page;
+use starling::telemetry::admin::{Page, Requests};
 use starling::telemetry::{DebugSource, Identity, Metrics, Sight, admin_router};
 use starling_actors::{ActorKind, ActorState, ActorStats};
+use starling_serving::{AttemptReport, MissedReport, RequestReport, RequestsReport, ReservationReport, Unanswered};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +40,21 @@ impl DebugSource for Fixed {
 
     fn cluster(&self) -> Page<'_> {
         Box::pin(async { json!({ "epoch": 2 }) })
+    }
+
+    /// Of one request and what becomes of it; a node that is silent knows others.
+    fn requests(&self, id: String) -> Requests<'_> {
+        let missed = vec![
+            MissedReport { from: 12, to: 16, why: "evicted", life_cycle: Some(1) },
+            MissedReport { from: 16, to: 17, why: "last_token", life_cycle: None },
+        ];
+        let reservations = vec![ReservationReport { prompt_tokens: 17, reused_tokens: 12, missed }];
+        let attempts = vec![AttemptReport { attempt: 1, node: "node-1".into(), rank: 1, reservations }];
+        let request = RequestReport { ingress: "node-0".into(), choice: 0, open: false, attempts };
+        let silent = Unanswered { who: "node-2".into(), why: "no link".into() };
+        let requests = if id == "mine/1" { vec![request] } else { Vec::new() };
+        let unanswered = if id == "lost" { vec![silent] } else { Vec::new() };
+        Box::pin(async { RequestsReport { id, requests, unanswered } })
     }
 }
 
@@ -104,4 +120,31 @@ async fn debug_pages_are_json() {
     assert_eq!((status, &actors[0]["name"], &actors[0]["depth"]), (200, &json!("router"), &json!(6)));
     let (_, _, text) = get(address, "/debug/placement", "*/*").await;
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), json!({ "conversations": 3 }));
+}
+
+#[tokio::test]
+async fn requests_are_found_by_name_and_unknown_ones_are_errors() {
+    let (address, _) = start().await;
+    let page = async |path: &str| {
+        let (status, _, text) = get(address, path, "*/*").await;
+        (status, serde_json::from_str::<Value>(&text).unwrap())
+    };
+    for path in ["/debug/requests/mine/1", "/debug/requests/mine%2F1"] {
+        let (status, found) = page(path).await;
+        assert_eq!((status, &found["id"], &found["unanswered"]), (200, &json!("mine/1"), &json!([])));
+        let missed = json!([
+            {"from": 12, "to": 16, "why": "evicted", "life_cycle": 1},
+            {"from": 16, "to": 17, "why": "last_token"},
+        ]);
+        let reservation = json!({"prompt_tokens": 17, "reused_tokens": 12, "missed": missed});
+        let attempt = json!({"attempt": 1, "node": "node-1", "rank": 1, "reservations": [reservation]});
+        let request = json!({"ingress": "node-0", "choice": 0, "open": false, "attempts": [attempt]});
+        assert_eq!(found["requests"], json!([request]));
+    }
+    assert_eq!(page("/debug/requests/unknown").await, (404, json!({"error": "no request \"unknown\" is known"})));
+    let (status, lost) = page("/debug/requests/lost").await;
+    assert_eq!(
+        (status, lost),
+        (503, json!({"error": "no request \"lost\" is known; no answer from node-2 (no link)"}))
+    );
 }

@@ -4,6 +4,8 @@
 mod bad_input;
 #[path = "api/choices.rs"]
 mod choices;
+#[path = "api/deleting.rs"]
+mod deleting;
 #[path = "api/generation.rs"]
 mod generation;
 #[path = "api/leaving.rs"]

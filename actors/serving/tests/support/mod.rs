@@ -158,6 +158,7 @@ pub fn backends(settings: &Settings, gate: &Arc<Gate>) -> Arc<dyn Backends> {
 
 pub fn submission(prompt: &[TokenId], tokens: u32, conversation: Option<u128>) -> Submission {
     Submission {
+        names: Arc::default(),
         prompt: Arc::from(prompt),
         keys: PromptKeys::default(),
         generation: Generation { max_new_tokens: tokens, ..Generation::default() },

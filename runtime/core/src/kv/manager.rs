@@ -2,7 +2,8 @@
 
 use super::cache::checkpoint::{Publishing, Tail};
 use super::cache::lifecycle::Retention;
-use super::cache::{self, After, Copy, Opened, SequenceId, Turn};
+use super::cache::{self, After, Copy, Forgotten, Missed, Opened, SequenceId, Turn, Why};
+use super::record::{Ended, Explanation, Forget};
 use super::{Config, ConfigError, Copies, Effect, Ignored, Input, Pool, PoolStats, Rebased, Released, Reservation};
 use super::{Scope, Shape, Stats, Violation};
 use crate::ids::{AttemptKey, BlockId, ConversationKey, TokenId};
@@ -29,6 +30,8 @@ struct Attempt {
     /// Of full attention, the blocks that will be needed up to the target beside those that it has. Of windows and states, all
     /// that it may ever have at once: what slides out of its window may still be somebody else's.
     promised: Vec<u32>,
+    /// Why it reused no more, unless that was forgotten.
+    explanation: Option<Explanation>,
 }
 
 /// Somebody who asks for blocks.
@@ -69,6 +72,7 @@ pub struct Manager {
     /// Sequences that were ever opened.
     opened: u64,
     counts: Stats,
+    ended: Ended,
 }
 
 impl Manager {
@@ -83,6 +87,7 @@ impl Manager {
             promised: vec![0; shape.pools.len()],
             opened: 0,
             counts: Stats::default(),
+            ended: Ended::default(),
             shape,
             config,
         })
@@ -90,8 +95,7 @@ impl Manager {
 
     /// Takes one input and appends what follows from it. Total: what makes no sense is `Ignored`.
     pub fn handle(&mut self, now_us: u64, input: Input, out: &mut Vec<Effect>) {
-        // What a conversation that expires gives back was reusable before, so nobody needs to hear of it.
-        self.cache.advance(now_us);
+        self.advance(now_us, out);
         match input {
             Input::Reserve { attempt, scope, conversation, tokens, ahead_tokens, tokens_max } => {
                 let tokens_max = tokens_max.max((tokens.len() as u32).saturating_add(1));
@@ -103,6 +107,52 @@ impl Manager {
             Input::Release { attempt, why } => self.release(attempt, why, out),
             Input::Clear => self.clear(out),
         }
+    }
+
+    /// It is that time, or a later one that was named before: what has expired is let go.
+    pub fn advance(&mut self, now_us: u64, out: &mut Vec<Effect>) {
+        match self.poll_timeout() {
+            Some(due_us) if due_us <= now_us => {
+                let spare = self.spare();
+                self.cache.advance(now_us);
+                self.free(&spare, out);
+            }
+            _ => self.cache.advance(now_us),
+        }
+    }
+
+    /// When to call [`advance`](Self::advance) next, unless something else happens before.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.cache.poll_timeout()
+    }
+
+    /// Forgets a conversation or a scope, and what was explained of it. Attempts of it go on, and what they hold goes when they
+    /// let go; one that begins again later, because it was preempted, is like a new one. Twice is the same as once.
+    ///
+    /// # Cost
+    /// All attempts, all explanations, and the blocks that go.
+    pub fn forget(&mut self, now_us: u64, what: &Forget, out: &mut Vec<Effect>) -> Forgotten {
+        self.advance(now_us, out);
+        let spare = self.spare();
+        let forgotten = match what {
+            Forget::Conversation { conversation, .. } => self.cache.forget_conversation(*conversation),
+            Forget::Scope(scope) => self.cache.forget_scope(scope),
+        };
+        self.ended.forget(what);
+        let is_meant = |one: &Explanation| what.is_meant(&one.scope, one.conversation);
+        for attempt in self.attempts.values_mut().filter(|attempt| attempt.explanation.as_ref().is_some_and(is_meant)) {
+            attempt.explanation = None;
+            // Its turn is forgotten, so it does not end.
+            attempt.conversation = None;
+        }
+        self.free(&spare, out);
+        forgotten
+    }
+
+    /// Why an attempt that runs or ended lately reused no more than it did, for each time that it reserved blocks.
+    pub fn explanations(&self, attempt: AttemptKey) -> Vec<Explanation> {
+        let running = self.attempts.get(&attempt).and_then(|attempt| attempt.explanation.as_ref());
+        self.ended.of(attempt).chain(running).cloned().collect()
     }
 
     /// Tokens of reusable prefix for a chain of truncated keys (`identity::truncated_chain`): an estimate for routing.
@@ -246,11 +296,13 @@ impl Manager {
         self.opened += 1;
         let id = SequenceId(self.opened);
         let target = length.saturating_add(1);
-        let opened = match self.open(id, &asking, target) {
+        let (opened, found) = match self.open(id, &asking, target) {
             Ok(opened) => opened,
             Err(shortage) => return self.exhaust(key, shortage, out),
         };
         let reused = opened.reused_tokens;
+        // Before anything is evicted for it.
+        let explanation = self.explain(&asking, reused, found);
         let mut copies = Vec::new();
         let block_tokens = self.shape.block_tokens.get();
         let capacity =
@@ -277,6 +329,7 @@ impl Manager {
             tokens_max: asking.tokens_max,
             promised: vec![0; self.shape.pools.len()],
             ends: ends.iter().copied().collect(),
+            explanation: Some(explanation),
         };
         self.attempts.insert(key, attempt);
         self.promise(key);
@@ -292,10 +345,11 @@ impl Manager {
     }
 
     /// Opens a sequence for which there is room, with as much reuse as there is room for: a block that is reused in part, or a
-    /// snapshot, is held until it was copied.
-    fn open(&mut self, id: SequenceId, asking: &Asking, target: u32) -> Result<Opened, Shortage> {
+    /// snapshot, is held until it was copied. Comes with how much there was to reuse.
+    fn open(&mut self, id: SequenceId, asking: &Asking, target: u32) -> Result<(Opened, u32), Shortage> {
         let block_tokens = self.shape.block_tokens;
-        let mut found: Option<Shortage> = None;
+        let mut short: Option<Shortage> = None;
+        let mut found = None;
         let mut limit = target.saturating_sub(2);
         loop {
             let tokens = &asking.tokens[..limit as usize];
@@ -304,16 +358,30 @@ impl Manager {
                 return Err(Shortage { wanted: 0, available: 0 });
             };
             let reused = opened.reused_tokens;
+            let found = *found.get_or_insert(reused);
             let Some(shortage) = self.shortage(asking, reused) else {
-                return Ok(opened);
+                return Ok((opened, found));
             };
             self.cache.close(id);
-            let first = *found.get_or_insert(shortage);
+            let first = *short.get_or_insert(shortage);
             if reused == 0 {
                 return Err(first);
             }
             let whole = reused / block_tokens * block_tokens.get();
             limit = if whole < reused { whole } else { 0 };
+        }
+    }
+
+    fn explain(&self, asking: &Asking, reused: u32, found: u32) -> Explanation {
+        let no_room = (found > reused).then_some(Missed { from: reused, to: found, why: Why::NoRoom });
+        let missed = self.cache.explain(&asking.scope, &asking.tokens, found);
+        Explanation {
+            attempt: asking.attempt,
+            scope: asking.scope,
+            conversation: asking.conversation,
+            prompt_tokens: asking.tokens.len() as u32,
+            reused_tokens: reused,
+            missed: no_room.into_iter().chain(missed).collect(),
         }
     }
 
@@ -479,6 +547,7 @@ impl Manager {
         self.cache.close(id);
         if let Some(attempt) = self.attempts.remove(&key) {
             self.promised.iter_mut().zip(&attempt.promised).for_each(|(sum, promised)| *sum -= promised);
+            attempt.explanation.into_iter().for_each(|explanation| self.ended.add(explanation));
         }
         // An end publishes the sequence's own blocks.
         debug_assert!(copies.is_empty(), "{copies:?}");
@@ -489,6 +558,7 @@ impl Manager {
         let spare = self.spare();
         for attempt in std::mem::take(&mut self.attempts).into_values() {
             self.cache.close(attempt.id);
+            attempt.explanation.into_iter().for_each(|explanation| self.ended.add(explanation));
         }
         self.promised.fill(0);
         // Nothing is open any more, so it is not refused.

@@ -8,8 +8,11 @@
 //! sequences, tables of blocks instead of pages, and room that is promised before it is taken.
 
 pub mod cache;
+#[cfg(test)]
+mod forget_tests;
 pub mod identity;
 mod manager;
+mod record;
 #[cfg(test)]
 mod tests;
 
@@ -18,8 +21,10 @@ use crate::step::{BlockCopy, Table};
 use cache::checkpoint::{Publishing, Snapshots};
 use cache::lifecycle::{LifeCycle, Policy, Priority, Retention};
 use cache::{Commits, PPM};
+pub use cache::{Forgotten, Missed, Why};
 use identity::Scope;
 pub use manager::Manager;
+pub use record::{Explanation, Forget};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 

@@ -1,7 +1,11 @@
 //! What the API needs from the rest of the node: somewhere to submit requests, a model's card, and the truth about readiness.
 
+use starling_core::kv::Forget;
 use starling_core::rejection::Rejection;
 use starling_serving::api::{StreamEvent, Submission};
+use starling_serving::{ForgetReport, Texts};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// Takes requests. The node implements it with the serving actors, tests with a script.
@@ -13,7 +17,16 @@ pub trait Engine: Send + Sync + 'static {
     /// # Errors
     /// When the request is refused at once; a later refusal is the event `Failed`.
     fn submit(&self, submission: Submission) -> Result<Box<dyn Events>, Rejection>;
+
+    /// Forgets a conversation or a scope everywhere, and says where that is not known.
+    fn forget(&self, what: Forget) -> Forgetting<'_>;
+
+    /// What the API keeps of conversations: when any node forgets, it is told as well.
+    fn keep_texts(&self, texts: Arc<dyn Texts>);
 }
+
+/// Ends within seconds, whoever answers.
+pub type Forgetting<'a> = Pin<Box<dyn Future<Output = ForgetReport> + Send + 'a>>;
 
 /// The events of one request, in the order `StreamEvent` documents. Dropping them cancels the request if it still runs.
 pub trait Events: Send {

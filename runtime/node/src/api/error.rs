@@ -61,6 +61,9 @@ pub enum ApiError {
     Refused(Rejection, &'static str),
     #[error("node is not ready ({0})")]
     NotReady(String),
+    /// Some may have deleted and some not.
+    #[error("not deleted everywhere: no answer from {0}; it can be deleted again, as often as need be")]
+    NotDeleted(String),
     #[error("the request's events ended without a result")]
     Lost,
     #[error("internal error: {0}")]
@@ -113,6 +116,7 @@ impl ApiError {
             Self::ContextExceeded { .. } => bad(400, "context_length_exceeded"),
             Self::Chat(_) => bad(400, "chat_template"),
             Self::NotReady(_) => failed(503, SERVER, "not_ready"),
+            Self::NotDeleted(_) => failed(503, SERVER, "not_deleted_everywhere"),
             Self::Lost => failed(500, SERVER, "events_lost"),
             Self::Internal(_) => failed(500, SERVER, "internal_error"),
             Self::Refused(rejection, _) => match rejection {
@@ -157,7 +161,7 @@ impl ApiError {
     pub fn retry_after_s(&self) -> Option<u64> {
         match self {
             Self::Refused(rejection, _) => rejection.retry_after_ms().map(|ms| ms.div_ceil(1_000)),
-            Self::NotReady(_) => Some(RETRY_NOT_READY_S),
+            Self::NotReady(_) | Self::NotDeleted(_) => Some(RETRY_NOT_READY_S),
             _ => None,
         }
     }

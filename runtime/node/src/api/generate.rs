@@ -72,7 +72,7 @@ async fn generate(
         prompt_param: prepared.asked.prompt.param(),
     };
     let streamed = prepared.asked.stream;
-    let submissions = submissions(&shared, &scope, prepared, &parts.headers)?;
+    let submissions = submissions(&shared, (&scope, &head), prepared, &parts.headers)?;
     let around = (scope.clone(), shared.api.text.clone());
     let mut answer = Answer::start(shared.api.engine.clone(), submissions, around, ask)?;
     let placed = answer.placed().await?;
@@ -161,7 +161,7 @@ fn check_token(shared: &Shared, token: TokenId, param: impl FnOnce() -> String) 
 /// One for each choice: the same question, and another child's random numbers.
 fn submissions(
     shared: &Shared,
-    scope: &Scope,
+    (scope, head): (&Scope, &Head),
     prepared: Prepared,
     headers: &HeaderMap,
 ) -> Result<Vec<Submission>, ApiError> {
@@ -174,6 +174,7 @@ fn submissions(
     // Choices share the prompt's blocks where they run on one rank: a conversation keeps them there.
     let own = (asked.choices > 1).then(|| ConversationKey(shared.mint.number()));
     let first = Submission {
+        names: [scope.request_id.clone(), head.id.clone()].into(),
         prompt: prepared.prompt.tokens,
         keys: prepared.prompt.keys,
         generation: Generation {

@@ -51,12 +51,17 @@ impl Identities {
     pub fn conversation(&self, tenant: u64, headers: &HeaderMap, cache_key: Option<&str>) -> Option<ConversationKey> {
         let named = CONVERSATION_HEADERS.iter().filter_map(|name| headers.get(*name)).map(|value| value.as_bytes());
         let name = named.chain(cache_key.map(str::as_bytes)).find(|name| !name.is_empty())?;
+        Some(self.named(tenant, name))
+    }
+
+    /// The conversation that a tenant calls by this name.
+    pub fn named(&self, tenant: u64, name: &[u8]) -> ConversationKey {
         let mut hasher = Hasher::new_keyed(&self.secret);
         for part in [&tenant.to_le_bytes(), name] {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part);
         }
-        Some(ConversationKey(u128::from_le_bytes(first(hasher.finalize().as_bytes()))))
+        ConversationKey(u128::from_le_bytes(first(hasher.finalize().as_bytes())))
     }
 }
 

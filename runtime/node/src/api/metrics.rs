@@ -35,6 +35,7 @@ impl ApiMetrics for NoMetrics {}
 pub enum Endpoint {
     Chat,
     Completions,
+    Conversations,
     Models,
     Tokenize,
     Detokenize,
@@ -44,14 +45,23 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    pub const ALL: [Self; 7] =
-        [Self::Chat, Self::Completions, Self::Models, Self::Tokenize, Self::Detokenize, Self::Health, Self::Unknown];
+    pub const ALL: [Self; 8] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Conversations,
+        Self::Models,
+        Self::Tokenize,
+        Self::Detokenize,
+        Self::Health,
+        Self::Unknown,
+    ];
 
     /// The label's value.
     pub fn label(self) -> &'static str {
         match self {
             Self::Chat => "chat",
             Self::Completions => "completions",
+            Self::Conversations => "conversations",
             Self::Models => "models",
             Self::Tokenize => "tokenize",
             Self::Detokenize => "detokenize",

@@ -4,6 +4,7 @@
 
 mod answer;
 mod body;
+mod conversations;
 pub mod engine;
 mod error;
 mod generate;
@@ -21,7 +22,7 @@ mod serve;
 mod sse;
 pub mod trace;
 
-pub use engine::{Check, Engine, Events, Health, ModelCard};
+pub use engine::{Check, Engine, Events, Forgetting, Health, ModelCard};
 pub use error::{ApiError, ErrorBody, Row};
 pub use identity::CONVERSATION_HEADERS;
 pub use metrics::{ApiMetrics, NoMetrics};
@@ -86,17 +87,19 @@ struct Shared {
     identities: Identities,
     mint: Mint,
     text_permits: Arc<Semaphore>,
-    texts: TextCache,
+    texts: Arc<TextCache>,
 }
 
 impl Shared {
     fn new(api: Api) -> Arc<Self> {
         let settings = &api.settings;
+        let texts = Arc::new(TextCache::new(settings.text_cache_bytes, settings.keyed_block_tokens));
+        api.engine.keep_texts(Arc::clone(&texts) as _);
         Arc::new(Self {
             identities: Identities::new(&settings.cluster, &settings.keys),
             mint: Mint::new(),
             text_permits: Arc::new(Semaphore::new(settings.text_threads.max(1))),
-            texts: TextCache::new(settings.text_cache_bytes, settings.keyed_block_tokens),
+            texts,
             api,
         })
     }

@@ -4,13 +4,13 @@ use super::error::{ApiError, Told};
 use super::metrics::Endpoint;
 use super::scope::Scope;
 use super::trace::attribute;
-use super::{Api, Shared, generate, health, identity, models};
+use super::{Api, Shared, conversations, generate, health, identity, models};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use std::sync::Arc;
 
 pub const HEADER_REQUEST_ID: &str = "x-request-id";
@@ -34,6 +34,8 @@ pub fn router(api: Api) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completion))
+        .route("/v1/conversations", delete(conversations::all))
+        .route("/v1/conversations/{*id}", delete(conversations::one))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/tokenize", post(models::tokenize))
@@ -61,10 +63,12 @@ fn endpoint(path: &str) -> (Endpoint, &'static str) {
     match path {
         "/v1/chat/completions" => (Endpoint::Chat, "POST /v1/chat/completions"),
         "/v1/completions" => (Endpoint::Completions, "POST /v1/completions"),
+        "/v1/conversations" => (Endpoint::Conversations, "DELETE /v1/conversations"),
         "/v1/models" => (Endpoint::Models, "GET /v1/models"),
         "/tokenize" => (Endpoint::Tokenize, "POST /tokenize"),
         "/detokenize" => (Endpoint::Detokenize, "POST /detokenize"),
         "/livez" | "/readyz" | "/health" => (Endpoint::Health, "GET health"),
+        path if path.starts_with("/v1/conversations/") => (Endpoint::Conversations, "DELETE /v1/conversations/{id}"),
         path if path.starts_with("/v1/models/") => (Endpoint::Models, "GET /v1/models/{id}"),
         _ => (Endpoint::Unknown, "unknown path"),
     }

@@ -1,15 +1,19 @@
 //! The serving actors as the API, the probes and the debugging pages see them.
 
-use crate::api::{self, Check, Engine, Events};
-use crate::telemetry::admin::Page;
+use crate::api::{self, Check, Engine, Events, Forgetting};
+use crate::telemetry::admin::{Page, Requests};
 use crate::telemetry::{DebugSource, Metrics, Sight};
 use starling_actors::ActorStats;
+use starling_core::kv::Forget;
 use starling_core::rejection::Rejection;
 use starling_serving::api::{StreamEvent, Submission};
-use starling_serving::{Serving, TokenStream};
+use starling_serving::{Serving, Texts, TokenStream};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+
+/// How long the ranks and nodes of the cluster may take to answer.
+const EVERYWHERE_WAIT: Duration = Duration::from_secs(5);
 
 /// Takes the API's requests to the ingress.
 pub struct ServingEngine {
@@ -32,6 +36,14 @@ impl Engine for ServingEngine {
             self.metrics.conversation_keyless();
         }
         Ok(Box::new(Stream(self.serving.submit(submission))))
+    }
+
+    fn forget(&self, what: Forget) -> Forgetting<'_> {
+        Box::pin(self.serving.forget(what, EVERYWHERE_WAIT))
+    }
+
+    fn keep_texts(&self, texts: Arc<dyn Texts>) {
+        self.serving.keep_texts(texts);
     }
 }
 
@@ -114,6 +126,10 @@ impl DebugSource for Debug {
                 Err(error) => serde_json::json!({ "error": error.to_string() }),
             }
         })
+    }
+
+    fn requests(&self, id: String) -> Requests<'_> {
+        Box::pin(async move { self.serving.requests(&id, EVERYWHERE_WAIT).await })
     }
 
     fn placement(&self) -> Page<'_> {

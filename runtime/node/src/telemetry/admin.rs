@@ -4,12 +4,14 @@ use super::feed::{Metrics, Sight};
 use super::metrics::Format;
 use crate::api::Health;
 use axum::Router;
-use axum::extract::{RawQuery, State};
+use axum::extract::{Path, RawQuery, State};
 use axum::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use serde_json::json;
 use starling_actors::ActorStats;
+use starling_serving::{RequestsReport, Unanswered};
 use std::fmt::Write;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,7 +31,13 @@ pub trait DebugSource: Send + Sync + 'static {
 
     /// The members of the cluster as this node sees them.
     fn cluster(&self) -> Page<'_>;
+
+    /// Where the requests of that name ran, on any node, and what their prompts reused.
+    fn requests(&self, id: String) -> Requests<'_>;
 }
+
+/// All requests of a name, once the nodes were asked.
+pub type Requests<'a> = Pin<Box<dyn Future<Output = RequestsReport> + Send + 'a>>;
 
 #[derive(Clone)]
 struct Admin {
@@ -38,13 +46,14 @@ struct Admin {
     health: Arc<dyn Health>,
 }
 
-/// `/metrics`, `/debug/actors`, `/debug/placement`, `/debug/cluster`, `/livez`, `/readyz` and `/health`.
+/// `/metrics`, `/debug/actors`, `/debug/placement`, `/debug/cluster`, `/debug/requests/{id}`, `/livez`, `/readyz` and `/health`.
 pub fn admin_router(metrics: Arc<Metrics>, debug: Arc<dyn DebugSource>, health: Arc<dyn Health>) -> Router {
     Router::new()
         .route("/metrics", get(scrape))
         .route("/debug/actors", get(actors))
         .route("/debug/placement", get(placement))
         .route("/debug/cluster", get(cluster))
+        .route("/debug/requests/{*id}", get(requests))
         .route("/livez", get(livez))
         .route("/health", get(livez))
         .route("/readyz", get(readyz))
@@ -67,6 +76,23 @@ async fn placement(State(admin): State<Admin>) -> Response {
 
 async fn cluster(State(admin): State<Admin>) -> Response {
     axum::Json(admin.debug.cluster().await).into_response()
+}
+
+/// 404 if no node knows the request, and 503 if none does of those that answered.
+async fn requests(State(admin): State<Admin>, Path(id): Path<String>) -> Response {
+    let report = admin.debug.requests(id).await;
+    if !report.requests.is_empty() {
+        return axum::Json(report).into_response();
+    }
+    let names = |Unanswered { who, why }: &Unanswered| format!("{who} ({why})");
+    let (status, error) = match &report.unanswered[..] {
+        [] => (StatusCode::NOT_FOUND, format!("no request {:?} is known", report.id)),
+        silent => {
+            let silent = silent.iter().map(names).collect::<Vec<_>>().join(", ");
+            (StatusCode::SERVICE_UNAVAILABLE, format!("no request {:?} is known; no answer from {silent}", report.id))
+        }
+    };
+    (status, axum::Json(json!({ "error": error }))).into_response()
 }
 
 fn probe(passed: bool, text: String) -> Response {

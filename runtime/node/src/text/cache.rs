@@ -7,7 +7,9 @@
 use super::model::{TextError, TextModel};
 use super::prompt::{Control, Progress, PromptText};
 use starling_core::ids::{ConversationKey, TokenId};
+use starling_core::kv::Forget;
 use starling_core::kv::identity::{BlockKey, PromptKeys, Scope, chain_after};
+use starling_serving::Texts;
 use std::collections::{BTreeMap, HashMap};
 use std::mem::size_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -215,7 +217,31 @@ impl TextCache {
     }
 }
 
+impl Texts for TextCache {
+    fn forget(&self, what: &Forget) -> usize {
+        self.state().forget(what)
+    }
+}
+
 impl State {
+    fn forget(&mut self, what: &Forget) -> usize {
+        let owners: Vec<Owner> = match what {
+            Forget::Conversation { scope, conversation } => {
+                vec![Owner { tenant: scope.tenant, conversation: Some(*conversation) }]
+            }
+            Forget::Scope(scope) => self.entries.keys().copied().filter(|owner| owner.tenant == scope.tenant).collect(),
+        };
+        let mut forgotten = 0;
+        for owner in owners {
+            for (used, entry) in self.entries.remove(&owner).unwrap_or_default() {
+                self.by_use.remove(&used);
+                self.bytes -= entry.bytes();
+                forgotten += 1;
+            }
+        }
+        forgotten
+    }
+
     /// Puts an entry beside the owner's others, and returns how many entries made room.
     fn put(&mut self, owner: Owner, entry: Entry, nearest: Nearest, bytes_max: usize) -> usize {
         let entry = match nearest {

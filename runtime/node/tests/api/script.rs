@@ -4,17 +4,19 @@ use reqwest::Response;
 use serde_json::{Value, json};
 use starling::api::metrics::{ApiMetrics, End, Endpoint, Usage};
 use starling::api::{
-    Api, Check, Drained, Engine, Events, Health, ModelCard, NoTrace, ServeLimits, Settings, router, serve,
+    Api, Check, Drained, Engine, Events, Forgetting, Health, ModelCard, NoTrace, ServeLimits, Settings, router, serve,
 };
 use starling::text::{ChatTemplate, Cost, Rules, TextModel, TokenKind, Tokenizer, TokenizerParts};
 use starling_core::ids::{RankId, TokenId};
+use starling_core::kv::{Forget, Forgotten};
 use starling_core::rejection::Rejection;
 use starling_core::request::Finish;
 use starling_core::step::Drawn;
 use starling_serving::api::{Placed, StreamEvent, StreamToken, Submission};
+use starling_serving::{ForgetReport, RankForgotten, Texts, Unanswered};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -95,9 +97,34 @@ fn token(token: TokenId) -> StreamToken {
 struct Script {
     requests: mpsc::UnboundedSender<Request>,
     refusal: Arc<Mutex<Option<Rejection>>>,
+    forgets: Arc<Forgets>,
+}
+
+/// What was to be forgotten, and who is said not to have answered. Texts are forgotten in truth.
+#[derive(Default)]
+struct Forgets {
+    asked: Mutex<Vec<Forget>>,
+    unanswered: Mutex<Vec<Unanswered>>,
+    texts: OnceLock<Arc<dyn Texts>>,
 }
 
 impl Engine for Script {
+    fn forget(&self, what: Forget) -> Forgetting<'_> {
+        self.forgets.asked.lock().unwrap().push(what);
+        let texts = self.forgets.texts.get().map_or(0, |texts| texts.forget(&what));
+        let forgotten = |rank: u32| RankForgotten {
+            rank: RankId(rank),
+            forgotten: Forgotten { pages: 2 * rank + 6, blocks: rank + 3, pending_sequences: rank },
+        };
+        let ranks = (0..2).map(forgotten).collect();
+        let unanswered = self.forgets.unanswered.lock().unwrap().clone();
+        Box::pin(async move { ForgetReport { ranks, texts, unanswered } })
+    }
+
+    fn keep_texts(&self, texts: Arc<dyn Texts>) {
+        assert!(self.forgets.texts.set(texts).is_ok(), "an API keeps its texts in one place");
+    }
+
     fn submit(&self, submission: Submission) -> Result<Box<dyn Events>, Rejection> {
         if let Some(refusal) = self.refusal.lock().unwrap().clone() {
             return Err(refusal);
@@ -178,6 +205,7 @@ pub struct Server {
     refusal: Arc<Mutex<Option<Rejection>>>,
     ready: Arc<Switch>,
     ledger: Arc<Ledger>,
+    forgets: Arc<Forgets>,
     shutdown: Option<oneshot::Sender<()>>,
     serving: JoinHandle<Drained>,
 }
@@ -192,8 +220,9 @@ impl Server {
         let refusal = Arc::new(Mutex::new(None));
         let ready = Arc::new(Switch(AtomicBool::new(true)));
         let ledger = Arc::new(Ledger::default());
+        let forgets = Arc::new(Forgets::default());
         let api = Api {
-            engine: Arc::new(Script { requests: requests_in, refusal: refusal.clone() }),
+            engine: Arc::new(Script { requests: requests_in, refusal: refusal.clone(), forgets: forgets.clone() }),
             health: ready.clone(),
             text: Arc::new(text_model()),
             model: ModelCard { id: "tiny".into(), context_tokens: CONTEXT, created_s: 1, owned_by: "tests".into() },
@@ -208,7 +237,7 @@ impl Server {
             let _ = stop.await;
         }));
         let client = reqwest::Client::new();
-        Self { address, client, requests, refusal, ready, ledger, shutdown: Some(shutdown), serving }
+        Self { address, client, requests, refusal, ready, ledger, forgets, shutdown: Some(shutdown), serving }
     }
 
     /// The next submitted request.
@@ -223,6 +252,17 @@ impl Server {
 
     pub fn refuse(&self, refusal: Rejection) {
         *self.refusal.lock().unwrap() = Some(refusal);
+    }
+
+    /// What was to be forgotten, in order.
+    pub fn forgets(&self) -> Vec<Forget> {
+        self.forgets.asked.lock().unwrap().clone()
+    }
+
+    /// From now on these do not answer when they are to forget.
+    pub fn silence(&self, unanswered: &[(&str, &str)]) {
+        let one = |(who, why): &(&str, &str)| Unanswered { who: (*who).into(), why: (*why).into() };
+        *self.forgets.unanswered.lock().unwrap() = unanswered.iter().map(one).collect();
     }
 
     pub fn set_ready(&self, ready: bool) {

@@ -34,6 +34,32 @@ pub enum Why {
     LastToken,
     /// Left for the look-ahead of speculation.
     Backoff,
+    /// All was there, but not the room for the copy that using it takes.
+    NoRoom,
+}
+
+impl Why {
+    /// Short and stable, for people and their tools.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::ContentDiffers => "content_differs",
+            Self::Evicted { .. } => "evicted",
+            Self::WindowMissing { .. } => "window_missing",
+            Self::NoSnapshot => "no_snapshot",
+            Self::OtherScope => "other_scope",
+            Self::LastToken => "last_token",
+            Self::Backoff => "backoff",
+            Self::NoRoom => "no_room",
+        }
+    }
+
+    /// Whose pages were missing.
+    pub fn life_cycle(self) -> Option<u8> {
+        match self {
+            Self::Evicted { life_cycle } | Self::WindowMissing { life_cycle } => Some(life_cycle),
+            _ => None,
+        }
+    }
 }
 
 /// Tokens `from..to` of a prompt.
