@@ -190,6 +190,7 @@ pub async fn first_token(stream: &mut TokenStream) -> StreamEvent {
     }
 }
 
+#[allow(dead_code, reason = "not every test that shares this file has prompts of its own")]
 pub fn prompt(seed: u32) -> Vec<TokenId> {
     (0..(10 + seed % 30)).map(|i| (seed * 31 + i) % 997).collect()
 }

@@ -141,11 +141,15 @@ fn the_manager_is_built_as_the_keys_say() {
     let kv = &mut config.kv;
     (kv.turns_max, kv.conversations_max, kv.partial_reuse, kv.match_backoff_tokens) = (3, 9, false, 2);
     (kv.scope_quota_percent, kv.resume_utilisation_percent_max) = (Some(40), 95);
-    (kv.branch_snapshots, kv.snapshot_offsets_from_start, kv.snapshot_offsets_from_end) = (true, vec![128], vec![0, 32]);
+    (kv.branch_snapshots, kv.snapshot_offsets_from_start, kv.snapshot_offsets_from_end) =
+        (true, vec![128], vec![0, 32]);
     let found = manager(&config, &gemma(), 8192).expect("pools");
     let cache = &found.cache;
     assert_eq!((cache.turns_max, cache.conversations_max, cache.match_backoff_tokens), (3, 9, 2));
-    assert_eq!((cache.scope_quota_ppm, cache.utilisation_ppm_max, cache.partial_reuse), (Some(400_000), 950_000, false));
+    assert_eq!(
+        (cache.scope_quota_ppm, cache.utilisation_ppm_max, cache.partial_reuse),
+        (Some(400_000), 950_000, false)
+    );
     assert_eq!(cache.conversation_ttl_us, Some(3_600_000_000));
     assert!(found.snapshots.at_branches);
     assert_eq!((found.snapshots.from_start, found.snapshots.from_end), (vec![128], vec![0, 32]));

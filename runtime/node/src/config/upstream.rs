@@ -144,7 +144,8 @@ impl Reading {
             (Self::Percent, value) => {
                 let share = value.as_float().or_else(|| value.as_integer().map(|whole| whole as f64));
                 let percent = share.map(|share| (share * 100.0, (share * 100.0).round()));
-                let whole = percent.filter(|(exact, whole)| (exact - whole).abs() < 1e-6 && (0.0..=100.0).contains(whole));
+                let whole =
+                    percent.filter(|(exact, whole)| (exact - whole).abs() < 1e-6 && (0.0..=100.0).contains(whole));
                 let wrong = || format!("{value} is not a share from 0.01 to 1 in whole percents");
                 whole.map(|(_, whole)| Value::Integer(whole as i64)).ok_or_else(wrong)
             }
