@@ -8,6 +8,7 @@ use starling::assembly::Node;
 use starling::config::{Config, Sources, set};
 use starling_gpu::dequant::TensorType;
 use starling_gpu::gguf::{Array, Value as GgufValue};
+use starling_gpu::llama::Family;
 use starling_gpu::testing::{CHAT_TEMPLATE, CONTROL_TOKENS, TinyModel};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -126,6 +127,39 @@ async fn turns_of_a_conversation_share_a_rank_and_a_growing_prefix() {
     }
     let (_, metrics) = rig.admin("/metrics").await;
     assert!(metrics.contains("vllm:prefix_cache_hits_total"), "{metrics}");
+    rig.node.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_with_windows_is_served_with_their_blocks_given_back() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    TinyModel { family: Family::Gemma3, layers: 4, context: 2048, ..TinyModel::default() }.write(&path).unwrap();
+    let keys =
+        [("engine.arithmetic", "exact".into()), ("engine.step-tokens-max", 64.into()), ("ranks.count", 1.into())];
+    let rig = Rig::serve(folder, &path, &keys).await;
+    let text = "the hen is in the attic, the rat is on the tin ".repeat(12);
+    let mut messages = vec![json!({ "role": "user", "content": text })];
+    let (first, _) = rig.chat(&json!(messages), "windows").await;
+    let answer = &first["choices"][0]["message"]["content"];
+    messages.push(json!({ "role": "assistant", "content": answer }));
+    messages.push(json!({ "role": "user", "content": "and then?" }));
+    let (second, _) = rig.chat(&json!(messages), "windows").await;
+    let usage = &second["usage"];
+    let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached > first["usage"]["prompt_tokens"].as_u64().unwrap() / 2, "{usage}");
+    // Whatever it finds, another conversation gets the same answer.
+    let (alone, _) = rig.chat(&json!(messages), "another").await;
+    assert_eq!(alone["choices"], second["choices"]);
+    let (_, metrics) = rig.admin("/metrics").await;
+    let of_pool = |life_cycle: u32, state: &str| {
+        let labels = format!("starling_kv_blocks{{rank=\"0\",life_cycle=\"{life_cycle}\",state=\"{state}\"}} ");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&labels));
+        line.unwrap_or_else(|| panic!("{labels} is not in {metrics}")).parse::<u64>().unwrap()
+    };
+    let [window, full] = [0, 1].map(|life_cycle| (of_pool(life_cycle, "held"), of_pool(life_cycle, "reusable")));
+    assert_eq!((window.0, full.0), (0, 0), "nothing is held when nothing runs");
+    assert!(full.1 > 2 * window.1 && window.1 > 0, "full {full:?}, window {window:?}");
     rig.node.drain().await;
 }
 
