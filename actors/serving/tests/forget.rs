@@ -6,6 +6,7 @@ use starling_actors::{Node, NodeName, Peer};
 use starling_core::ids::{ConversationKey, RankId, TokenId};
 use starling_core::kv::identity::Scope;
 use starling_core::kv::{self, Forget, Forgotten};
+use starling_core::placement::Policy;
 use starling_core::round::Explicit;
 use starling_serving::api::{StreamEvent, Submission};
 use starling_serving::{
@@ -16,7 +17,7 @@ use starling_transport::memory::{Limits, Mesh, Network};
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use support::{BLOCK_TOKENS, Gate, LIMIT, Seen, backends, expected, first_token, settings, submission, until};
+use support::{BLOCK_TOKENS, Gate, LIMIT, Seen, backends, expected, first_token, prompt, settings, submission, until};
 use tokio::time::timeout;
 
 const MEMBERS: usize = 2;
@@ -52,6 +53,8 @@ impl Member {
         let mut settings = settings(1, 200);
         settings.members = (0..MEMBERS).map(|member| MemberSettings { name: name(member), ranks: 1 }).collect();
         settings.me = me;
+        // Ranks are named, and a conversation's turns may go to any.
+        settings.replica.placement.policy = Policy::Balanced;
         let node = Node::new(name(me).as_str());
         let (gate, seen) = (Arc::new(Gate::default()), Arc::new(Seen::default()));
         let backends = backends(&settings, &gate);
@@ -292,7 +295,7 @@ async fn conversations_expire_on_a_rank_that_nobody_asks_anything() {
     let (gate, seen) = (Arc::new(Gate::default()), Arc::new(Seen::default()));
     let backends = backends(&settings, &gate);
     let serving = Serving::start(&Node::new("here"), settings, backends, Arc::clone(&seen) as _).await.expect("starts");
-    let request = submission(&turn(1, 20), 4, Some(1));
+    let request = submission(&prompt(3), 4, Some(1));
     timeout(LIMIT, serving.submit(request).complete()).await.expect("in time").expect("an answer");
     until("the conversation has expired", async || {
         let kv = seen.kv.lock().expect("no panic under the lock")[0].0.clone();
