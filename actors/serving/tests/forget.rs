@@ -231,6 +231,9 @@ async fn who_cannot_be_reached_is_named_and_forgets_when_it_is_asked_again() {
     assert_eq!((found.requests.len(), found.unanswered[0].who.as_str()), (0, "node-1"));
 
     cluster.network.heal(&name(0), &name(1));
+    for member in &cluster.members {
+        until("the link is up", async || !member.serving.node().links().is_empty()).await;
+    }
     cluster.ready().await;
     let again = forgotten(&cluster.forget(0, conversation(1)).await);
     assert_eq!(again[0], Forgotten::default());
