@@ -276,3 +276,41 @@ async fn readiness_tells_of_a_node_that_drains_and_new_requests_are_told_when_to
     assert!(rest.ends_with("data: [DONE]\n\n"), "the open stream ends in its own way: {rest}");
     assert_eq!(timeout(LIMIT, drain).await.unwrap().unwrap(), 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_conversation_reuses_the_system_prompt_of_all_and_says_why_the_rest_was_computed() {
+    let rig = Rig::start(&[("ranks.count", 1.into())]).await;
+    let system = json!({ "role": "system", "content": "you are a bird that flies in a flock without any leader" });
+    let chat = |said: &str| json!([system, { "role": "user", "content": said }]);
+    let cached = |body: &Value| body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let (ours, theirs) = (chat("where do you fly in winter, and with whom?"), chat("hi"));
+    rig.chat(&theirs, "theirs").await;
+    let shared = cached(&rig.chat(&ours, "ours").await.0);
+    let whole = cached(&rig.chat(&ours, "ours").await.0);
+    assert!(0 < shared && shared < whole, "{shared} {whole}");
+
+    let url = format!("{}/v1/conversations/ours", rig.node.ready.api);
+    for is_first in [true, false] {
+        let response = rig.client.delete(&url).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        let deleted: Value = response.json().await.unwrap();
+        let rank = &deleted["ranks"][0];
+        assert_eq!((&deleted["id"], &rank["rank"], &rank["pending_sequences"]), (&json!("ours"), &json!(0), &json!(0)));
+        assert_eq!(rank["blocks"].as_u64() > Some(0), is_first, "{deleted}");
+    }
+    let (body, headers) = rig.chat(&ours, "ours").await;
+    assert_eq!(cached(&body), shared);
+    for name in [headers["x-request-id"].to_str().unwrap(), body["id"].as_str().unwrap()] {
+        let (status, page) = rig.admin(&format!("/debug/requests/{name}")).await;
+        let page: Value = serde_json::from_str(&page).unwrap();
+        let reservation = &page["requests"][0]["attempts"][0]["reservations"][0];
+        assert_eq!((status, &reservation["reused_tokens"]), (200, &json!(shared)));
+        assert_eq!(reservation["missed"][0]["why"], "content_differs", "{page}");
+    }
+    assert_eq!(rig.admin("/debug/requests/unknown").await.0, 404);
+
+    let all = format!("{}/v1/conversations", rig.node.ready.api);
+    assert_eq!(rig.client.delete(&all).send().await.unwrap().status(), 200);
+    assert_eq!(cached(&rig.chat(&theirs, "theirs").await.0), 0);
+    rig.node.drain().await;
+}

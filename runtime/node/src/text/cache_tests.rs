@@ -267,6 +267,31 @@ fn another_prompt_of_the_conversation_does_not_push_it_out() {
     cache.check(16 << 20);
 }
 
+// -- forgetting
+
+#[test]
+fn a_forgotten_conversation_or_scope_leaves_no_text_and_no_bytes() {
+    let cache = cache();
+    let messages = users(&["one", "two"]);
+    let owners = [owner(1, 1), owner(1, 2), owner(2, 3)];
+    let scope = |tenant| Scope { tenant, adapter: None };
+    let one = |tenant, key| Forget::Conversation { scope: scope(tenant), conversation: ConversationKey(key) };
+    let reused =
+        |of: &[Owner]| of.iter().map(|of| chat(&cache, &messages, *of).cost.reused_tokens > 0).collect::<Vec<_>>();
+    reused(&owners);
+    chat(&cache, &users(&["another branch"]), owners[0]);
+    assert_eq!([one(2, 1), one(1, 3), Forget::Scope(scope(3))].map(|what| cache.forget(&what)), [0; 3]);
+    assert_eq!(reused(&owners), [true; 3]);
+    assert_eq!([cache.forget(&one(1, 1)), cache.forget(&one(1, 1))], [2, 0]);
+    cache.check(16 << 20);
+    assert_eq!(reused(&owners), [false, true, true]);
+    assert_eq!(cache.forget(&Forget::Scope(scope(1))), 2);
+    cache.check(16 << 20);
+    assert_eq!(reused(&owners), [false, false, true]);
+    owners.map(|of| cache.forget(&Forget::Scope(scope(of.tenant))));
+    assert_eq!(cache.state().bytes, 0);
+}
+
 // -- in limited memory
 
 #[test]
