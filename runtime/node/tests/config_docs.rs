@@ -47,8 +47,25 @@ the code.
 fn reference(schema: &Value) -> String {
     let mut out = HEAD.to_owned();
     table(schema, schema, "", &mut out);
+    out += PUBLISHED;
+    for (theirs, ours) in Config::kv_names() {
+        let _ = match ours {
+            Ok(ours) => writeln!(out, "| `{theirs}` | `{ours}` |"),
+            Err(why) => writeln!(out, "| `{theirs}` | not supported: {why} |"),
+        };
+    }
     out
 }
+
+const PUBLISHED: &str = "
+## TensorRT-LLM's names in [kv]
+
+The file may name settings of the KV manager as TensorRT-LLM's `kv_cache_config` does, nested as there. Both names of one key are an
+error. What is not supported is accepted with the value that asks for nothing (`false` or 0; `true` where it is always so).
+
+| there | here |
+| --- | --- |
+";
 
 fn resolve<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     let schema = schema["anyOf"].get(0).unwrap_or(schema);

@@ -6,6 +6,8 @@ mod rank;
 
 use super::*;
 use crate::ids::BlockId;
+use crate::kv::cache::checkpoint::Publishing;
+use crate::kv::cache::{Commits, PPM};
 use crate::request::Adjustment;
 use crate::step::Banned;
 use proptest::prelude::*;
@@ -514,6 +516,29 @@ impl Shape {
         };
         kv::Shape { block_tokens: self.block_tokens.try_into().expect("above 0"), pools }
     }
+
+    fn config(&self) -> Config {
+        let Shape { step_tokens_max, sequences_max, draft_tokens_max, .. } = *self;
+        Config { step_tokens_max, sequences_max, draft_tokens_max, kv: self.pools(), ..config() }
+    }
+
+    /// A KV manager that publishes by another policy than goes with the model, where there is one, and with other settings.
+    fn other_kv(
+        &self,
+        (all_reusable, partial_reuse, backoff, utilisation_percent): (bool, bool, u32, u32),
+    ) -> kv::Config {
+        let pools = self.pools();
+        let life_cycles = pools.pools.iter().map(|pool| (pool.retention, pool.blocks)).collect();
+        let mut kv = kv::Config::new(pools.block_tokens, life_cycles);
+        (kv.publishing, kv.cache.commits) = match all_reusable && !pools.has_states() {
+            true => (Publishing::AllReusable, Commits::EveryBlock),
+            false => (Publishing::PerRequest, Commits::EndPoints),
+        };
+        kv.cache.endpoint_rewind_tokens = if kv.publishing == Publishing::AllReusable { backoff } else { 0 };
+        (kv.cache.partial_reuse, kv.cache.match_backoff_tokens) = (partial_reuse, backoff);
+        kv.cache.utilisation_ppm_max = utilisation_percent * (PPM / 100);
+        kv
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -573,9 +598,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 /// Plays the operations, then lets everything end, and compares each stream with its undisturbed run.
 fn play(shape: &Shape, ops: Vec<Op>) -> Rank {
-    let kv = shape.pools();
-    let Shape { step_tokens_max, sequences_max, draft_tokens_max, .. } = *shape;
-    let mut rank = Rank::new(Config { step_tokens_max, sequences_max, draft_tokens_max, kv, ..config() });
+    play_on(Rank::new(shape.config()), ops)
+}
+
+fn play_on(mut rank: Rank, ops: Vec<Op>) -> Rank {
     for (at, op) in ops.into_iter().enumerate() {
         let admitted = rank.streams.len();
         let nth = |n: usize| n.checked_rem(admitted);
@@ -634,6 +660,15 @@ proptest! {
     #[test]
     fn everything_ends_with_the_undisturbed_tokens_and_no_block_leaks(shape in shapes(), ops in ops()) {
         play(&shape, ops);
+    }
+
+    #[test]
+    fn other_policies_change_no_token(
+        shape in shapes(),
+        ops in ops(),
+        settings in (any::<bool>(), any::<bool>(), 0u32..4, 50u32..=100),
+    ) {
+        play_on(Rank::with(shape.config(), shape.other_kv(settings)), ops);
     }
 }
 

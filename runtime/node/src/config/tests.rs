@@ -175,6 +175,80 @@ fn two_names_of_one_key_exclude_each_other() {
     assert_eq!(load("", &unset, &[]).unwrap().placement.load_weight, 0.5);
 }
 
+#[test]
+fn kv_keys_come_from_all_sources() {
+    let env = [
+        ("STARLING__KV__POOL_RATIO", "0.25, 0.75"),
+        ("STARLING__KV__SNAPSHOT_OFFSETS_FROM_END", "0,32"),
+        ("STARLING__KV__SIZING", "typical-step-retaining"),
+    ];
+    let kv = load("[kv]\nreuse-policy = 'per-conversation'\nturns-max = 5\nsizing = 'balanced'", &env, &[]).unwrap().kv;
+    assert_eq!((kv.reuse_policy, kv.turns_max), (Some(ReusePolicy::PerConversation), 5));
+    assert_eq!((kv.pool_ratio, kv.snapshot_offsets_from_end), (Some(vec![0.25, 0.75]), vec![0, 32]));
+    assert_eq!(kv.sizing, Sizing::TypicalStepRetaining);
+    let what = problems_with("", &[("STARLING__KV__POOL_RATIO", "0.25,most")]);
+    assert_eq!(what, ["kv.pool-ratio: \"most\" is not a number"]);
+    let what = problems("kv.reuse-policy = 'always'");
+    assert!(what[0].starts_with("kv.reuse-policy: unknown variant `always`, expected one of"), "{what:?}");
+    assert_eq!(problems("kv.turn-max = 1"), ["kv.turn-max: unknown key; did you mean kv.turns-max?"]);
+}
+
+#[test]
+fn published_names_of_kv_mean_our_keys() {
+    let text = "[kv]\ntokens_per_block = 32\nenable_partial_reuse = false\nenable_block_reuse = true\n\
+                swa_endpoint_rewind_tokens = 0\npool_ratio = [0.5, 0.5]\navg_seq_len = 4096\nmax_util_for_resume = 0.95\n\
+                reuse_match_backoff = 3\nhost_cache_size = 0\nenable_swa_scratch_reuse = false\n\
+                [kv.block_reuse_config]\npolicy = 'per_conversation'\nmax_num_turns = 5\n\
+                [kv.mamba_state_config]\nenable_branch_snapshot = true\nperiodic_snapshot_interval = 0\n\
+                additional_snapshot_offsets_from_start = [128]\nadditional_snapshot_offsets_from_end = [0, 32]";
+    let config = load(text, &[], &[]).unwrap();
+    let ours = "[engine]\nblock-tokens = 32\n[kv]\npartial-reuse = false\npool-ratio = [0.5, 0.5]\nsequence-tokens = 4096\n\
+                resume-utilisation-percent-max = 95\nmatch-backoff-tokens = 3\nreuse-policy = 'per-conversation'\n\
+                turns-max = 5\nbranch-snapshots = true\nsnapshot-offsets-from-start = [128]\n\
+                snapshot-offsets-from-end = [0, 32]";
+    assert_eq!(config, load(ours, &[], &[]).unwrap());
+    let later = load(text, &[("STARLING__KV__TURNS_MAX", "2")], &[]).unwrap();
+    assert_eq!(later.kv.turns_max, 2);
+    let flat = "kv.max_num_turns = 4\nkv.enable_branch_snapshot = true\nkv.additional_snapshot_offsets_from_end = [7]";
+    let kv = load(flat, &[], &[]).unwrap().kv;
+    assert_eq!((kv.turns_max, kv.branch_snapshots, kv.snapshot_offsets_from_end), (4, true, vec![7]));
+}
+
+#[test]
+fn what_published_names_of_kv_cannot_mean_is_told() {
+    for (text, says) in [
+        ("kv.host_cache_size = 1024", "kv.host_cache_size: 1024 is not supported: ranks keep KV on the device alone"),
+        (
+            "kv.enable_block_reuse = false",
+            "kv.enable_block_reuse: false is not supported: prefixes are always reusable",
+        ),
+        (
+            "kv.mamba_state_config.periodic_snapshot_interval = 9",
+            "kv.mamba_state_config.periodic_snapshot_interval: 9 is not",
+        ),
+        ("kv.block_reuse_config.polcy = 'x'", "kv.block_reuse_config.polcy: unknown key"),
+        ("kv.max_util_for_resume = 1.5", "kv.max_util_for_resume: 1.5 is not a share from 0.01 to 1"),
+        ("kv.max_util_for_resume = 'most'", "kv.max_util_for_resume: \"most\" is not a share"),
+        (
+            "kv.turns-max = 2\nkv.max_num_turns = 2",
+            "kv.turns-max: kv.turns-max and kv.max_num_turns are two names of one key",
+        ),
+        (
+            "kv.max_num_turns = 2\nkv.block_reuse_config.max_num_turns = 2",
+            "kv.turns-max: kv.block_reuse_config.max_num_turns and kv.max_num_turns are two names of one key; give one",
+        ),
+        (
+            "engine.block-tokens = 16\nkv.tokens_per_block = 16",
+            "engine.block-tokens: engine.block-tokens and kv.tokens_per_block are two names of one key; give one",
+        ),
+        ("engine = 3\nkv.tokens_per_block = 16", "engine: 3 is not a table"),
+        ("kv.block_reuse_config.policy = 'per_turn'", "kv.reuse-policy: unknown variant `per-turn`"),
+    ] {
+        let found = problems(text);
+        assert!(found.len() == 1 && found[0].starts_with(says), "{text}: {found:?}");
+    }
+}
+
 /// A configuration of three members with the files that the mesh of `node` needs, and more keys.
 fn cluster_of_three(node: &str, more: &str) -> (String, tempfile::TempDir) {
     use starling_transport::{Authority, NodeName};
@@ -307,6 +381,24 @@ fn values_must_fit_each_other() {
         ("model.name = 'gpt-9'", "model.name: \"gpt-9\" is not a known model (smollm2)"),
         ("telemetry.log = 'a=b=c'", "telemetry.log: \"a=b=c\" is not a log filter"),
         ("telemetry.otlp = 'collector:4317'", "telemetry.otlp: \"collector:4317\" is not an address"),
+        ("kv.turns-max = 0", "kv.turns-max: 0 is not in 1 to 1024"),
+        ("kv.conversations-max = 0", "kv.conversations-max: 0 is not in 1 to 16777216"),
+        ("kv.conversation-ttl = '1us'", "kv.conversation-ttl: 1us is less than 1ms, and not 0s for never"),
+        ("kv.scope-quota-percent = 101", "kv.scope-quota-percent: 101 is not in 1 to 100"),
+        ("kv.resume-utilisation-percent-max = 0", "kv.resume-utilisation-percent-max: 0 is not in 1 to 100"),
+        ("kv.pool-ratio = [0.5, 0.4]", "kv.pool-ratio: [0.5, 0.4] adds up to 0.9, not to 1"),
+        ("kv.pool-ratio = [1.5, -0.5]", "kv.pool-ratio: -0.5 is not a share above 0"),
+        ("kv.pool-ratio = []", "kv.pool-ratio: [] adds up to"),
+        ("kv.sequence-tokens = 0", "kv.sequence-tokens: 0 is not in 1 to 16777216"),
+        (
+            "kv.sequence-tokens = 9000\nengine.context-tokens-max = 8192",
+            "kv.sequence-tokens: 9000 is more than engine.context-tokens-max 8192",
+        ),
+        (
+            "kv.endpoint-rewind-tokens = 64\nkv.reuse-policy = 'per-request'",
+            "kv.endpoint-rewind-tokens: 64 goes with all-reusable only, kv.reuse-policy is \"per-request\"",
+        ),
+        ("kv.snapshot-offsets-from-start = [128, 0]", "kv.snapshot-offsets-from-start[1]: 0 is not in 1 to 16777216"),
         ("api.body-limit = '2GiB'", "api.body-limit: 2147483648 bytes is not in 1024 to 1073741824"),
     ] {
         let found = problems(text);

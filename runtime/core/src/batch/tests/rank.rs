@@ -89,10 +89,15 @@ pub struct Rank {
 impl Rank {
     pub fn new(config: Config) -> Self {
         let kv::Shape { block_tokens, pools } = config.kv.clone();
-        let life_cycles = pools.iter().map(|pool| (pool.retention, pool.blocks)).collect();
+        let kv = kv::Config::new(block_tokens, pools.iter().map(|pool| (pool.retention, pool.blocks)).collect());
+        Self::with(config, kv)
+    }
+
+    pub fn with(config: Config, kv: kv::Config) -> Self {
+        let kv::Shape { block_tokens, pools } = kv.shape();
         Self {
             batch: Batch::new(config).expect("a good configuration"),
-            kv: Manager::new(kv::Config::new(block_tokens, life_cycles)).expect("a good configuration"),
+            kv: Manager::new(kv).expect("a good configuration"),
             to_kv: VecDeque::new(),
             to_batch: VecDeque::new(),
             step: None,
