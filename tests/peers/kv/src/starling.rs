@@ -40,6 +40,10 @@ fn config(layers: Layers, slots: u32) -> Config {
         match_backoff_tokens: 0,
         turns_max: 1,
         conversations_max: 1000,
+        conversation_ttl_us: None,
+        scope_quota_ppm: None,
+        endpoint_rewind_tokens: 0,
+        events: None,
     }
 }
 
