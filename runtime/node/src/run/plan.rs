@@ -94,7 +94,11 @@ fn run(command: &Command, out: &mut impl Write) -> Result<(), PlanRunError> {
         ratio: command.pool_ratio.as_deref(),
     };
     let report = Report { name, pooled, sizes: &sizes, demand: &demand, plan: divide(&request)? };
-    Ok(if command.json { writeln!(out, "{}", report.to_json())? } else { report.write(out)? })
+    match command.json {
+        true => writeln!(out, "{}", report.to_json())?,
+        false => report.write(out)?,
+    }
+    Ok(())
 }
 
 /// A model's life cycles, each with a pool group of its own.
