@@ -288,7 +288,9 @@ fn a_forgotten_conversation_or_scope_leaves_no_text_and_no_bytes() {
     assert_eq!(cache.forget(&Forget::Scope(scope(1))), 2);
     cache.check(16 << 20);
     assert_eq!(reused(&owners), [false, false, true]);
-    owners.map(|of| cache.forget(&Forget::Scope(scope(of.tenant))));
+    owners.iter().for_each(|of| {
+        cache.forget(&Forget::Scope(scope(of.tenant)));
+    });
     assert_eq!(cache.state().bytes, 0);
 }
 
