@@ -2,7 +2,7 @@
 
 use super::cache::checkpoint::{Publishing, Tail};
 use super::cache::lifecycle::Retention;
-use super::cache::{self, After, Copy, Forgotten, Missed, Opened, SequenceId, Turn, Why};
+use super::cache::{self, After, Copy, Forgotten, Missed, Opened, PPM, SequenceId, Turn, Why};
 use super::record::{Ended, Explanation, Forget};
 use super::{Config, ConfigError, Copies, Effect, Ignored, Input, Pool, PoolStats, Rebased, Released, Reservation};
 use super::{Scope, Shape, Stats, Violation};
@@ -82,7 +82,8 @@ impl Manager {
         config.validate()?;
         let shape = config.shape();
         Ok(Self {
-            cache: cache::Manager::new(config.cache.clone())?,
+            // Its own check of how full the pools are would count what a sequence has just found there.
+            cache: cache::Manager::new(cache::Config { utilisation_ppm_max: PPM, ..config.cache.clone() })?,
             attempts: BTreeMap::new(),
             promised: vec![0; shape.pools.len()],
             opened: 0,
@@ -236,6 +237,15 @@ impl Manager {
         (0u8..).zip(&self.shape.pools).zip(&self.promised).map(spare).collect()
     }
 
+    /// So much of a pool is in use that nobody else is admitted. Whoever is alone always is.
+    fn is_too_full(&self) -> bool {
+        let is_full = |(group, pool): (u8, &Pool)| {
+            let held = u64::from(pool.blocks - self.cache.available(group));
+            held * u64::from(PPM) > u64::from(pool.blocks) * u64::from(self.config.cache.utilisation_ppm_max)
+        };
+        (0u8..).zip(&self.shape.pools).any(is_full)
+    }
+
     /// What is lacking in the first pool where something is, so that a sequence could begin with what it found.
     fn shortage(&self, asking: &Asking, reused: u32) -> Option<Shortage> {
         let block_tokens = self.shape.block_tokens;
@@ -292,6 +302,10 @@ impl Manager {
         }
         if asking.tokens.is_empty() {
             return self.ignore(key, Ignored::EmptyReserve, out);
+        }
+        if self.is_too_full() {
+            let wanted = length.saturating_add(1).div_ceil(self.shape.block_tokens.get());
+            return self.exhaust(key, Shortage { wanted, available: 0 }, out);
         }
         self.opened += 1;
         let id = SequenceId(self.opened);
