@@ -307,8 +307,11 @@ async fn settings_that_cannot_work_are_refused_with_their_values() {
     let observer: Arc<dyn Observer> = Arc::new(NoObserver);
     for (settings, text) in [
         (settings(0, 80), "member here has no rank (ranks 0)"),
-        (settings(1, 0), "KV pool has no blocks (blocks 0)"),
-        (settings(1, 10), "a sequence may have 256 tokens; a rank's KV pool holds 40 (blocks 10 of 4 tokens)"),
+        (settings(1, 0), "KV pool group 0 has no slot on the device"),
+        (
+            settings(1, 10),
+            "a sequence may have 256 tokens, which take 64 blocks of KV life cycle 0; a rank has 10 (of 4 tokens)",
+        ),
         (settings(1, 80), "no device"),
     ] {
         let started = Serving::start(&node, settings, Arc::clone(&backends), Arc::clone(&observer)).await;

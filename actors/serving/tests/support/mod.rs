@@ -2,6 +2,7 @@
 
 use starling_actors::{ActorError, NodeName, TraceContext};
 use starling_core::ids::{ConversationKey, RankId, TokenId};
+use starling_core::kv::cache::lifecycle::Retention;
 use starling_core::kv::identity::PromptKeys;
 use starling_core::request::Generation;
 use starling_core::step::{Drawn, Sampled, Step};
@@ -20,7 +21,7 @@ pub const BLOCK_TOKENS: u32 = 4;
 pub const VOCABULARY: u32 = 1000;
 
 pub fn settings(ranks: u32, blocks: u32) -> Settings {
-    let kv = kv::Config::full(blocks, BLOCK_TOKENS).expect("a pool");
+    let kv = kv::Config::new(BLOCK_TOKENS.try_into().expect("above 0"), vec![(Retention::Full, blocks)]);
     Settings {
         members: vec![MemberSettings { name: NodeName::new("here").expect("a name"), ranks }],
         me: 0,
