@@ -1,8 +1,11 @@
 //! Two members in one process: what one of them is asked to forget goes on both, and what one is asked about is found on both.
 
+#[path = "support/member.rs"]
+mod member;
 mod support;
 
-use starling_actors::{Node, NodeName, Peer};
+use member::{Member, name};
+use starling_actors::Node;
 use starling_core::ids::{ConversationKey, RankId, TokenId};
 use starling_core::kv::identity::Scope;
 use starling_core::kv::{self, Forget, Forgotten};
@@ -10,10 +13,10 @@ use starling_core::placement::Policy;
 use starling_core::round::Explicit;
 use starling_serving::api::{StreamEvent, Submission};
 use starling_serving::{
-    AttemptReport, ForgetReport, MemberSettings, MissedReport, RequestReport, RequestsReport, ReservationReport,
-    Serving, Settings, Texts,
+    AttemptReport, ForgetReport, MissedReport, RequestReport, RequestsReport, ReservationReport, Serving, Settings,
+    Texts,
 };
-use starling_transport::memory::{Limits, Mesh, Network};
+use starling_transport::memory::Network;
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -24,10 +27,6 @@ const MEMBERS: usize = 2;
 /// Of every submission of the tests.
 const SCOPE: Scope = Scope { tenant: 1, adapter: None };
 const SYSTEM_TOKENS: u32 = 3 * BLOCK_TOKENS;
-
-fn name(member: usize) -> NodeName {
-    NodeName::new(&format!("node-{member}")).expect("a name")
-}
 
 /// Remembers what it was told to forget.
 #[derive(Default)]
@@ -40,47 +39,27 @@ impl Texts for Told {
     }
 }
 
-struct Member {
-    serving: Serving,
-    gate: Arc<Gate>,
-    seen: Arc<Seen>,
-    texts: Arc<Told>,
-    _mesh: Mesh,
-}
-
-impl Member {
-    async fn start(network: &Network, me: usize) -> Self {
-        let mut settings = settings(1, 200);
-        settings.members = (0..MEMBERS).map(|member| MemberSettings { name: name(member), ranks: 1 }).collect();
-        settings.me = me;
-        // Ranks are named, and a conversation's turns may go to any.
-        settings.replica.placement.policy = Policy::Balanced;
-        let node = Node::new(name(me).as_str());
-        let (gate, seen) = (Arc::new(Gate::default()), Arc::new(Seen::default()));
-        let backends = backends(&settings, &gate);
-        let serving = Serving::start(&node, settings, backends, Arc::clone(&seen) as _).await.expect("starts");
-        let texts = Arc::new(Told::default());
-        serving.keep_texts(Arc::clone(&texts) as _);
-        let peer = Peer { name: name(me), incarnation: 1 };
-        let mesh = network.join(peer, Limits::default(), node.mesh_handler());
-        (0..MEMBERS).filter(|other| *other != me).for_each(|other| mesh.connect(&name(other)));
-        Self { serving, gate, seen, texts, _mesh: mesh }
-    }
-}
-
 struct Cluster {
     network: Network,
     members: Vec<Member>,
+    /// What each member's edge was told.
+    texts: Vec<Arc<Told>>,
 }
 
 impl Cluster {
     async fn start() -> Self {
         let network = Network::new();
-        let mut members = Vec::new();
+        let (mut members, mut texts) = (Vec::new(), Vec::new());
         for me in 0..MEMBERS {
-            members.push(Member::start(&network, me).await);
+            // Ranks are named, and a conversation's turns may go to any.
+            let balanced = |settings: &mut Settings| settings.replica.placement.policy = Policy::Balanced;
+            let member = Member::start(&network, (me, MEMBERS), 1, balanced).await;
+            let told = Arc::new(Told::default());
+            member.serving.keep_texts(Arc::clone(&told) as _);
+            members.push(member);
+            texts.push(told);
         }
-        let cluster = Self { network, members };
+        let cluster = Self { network, members, texts };
         cluster.ready().await;
         cluster
     }
@@ -159,8 +138,8 @@ async fn a_forgotten_conversation_reuses_the_system_prompt_of_all_and_nothing_of
         assert_eq!(forgotten.pending_sequences, 0);
     }
     assert_eq!(report.texts, MEMBERS);
-    for member in &cluster.members {
-        assert_eq!(*member.texts.0.lock().expect("no panic"), [conversation(1)]);
+    for told in &cluster.texts {
+        assert_eq!(*told.0.lock().expect("no panic"), [conversation(1)]);
     }
     // From the other member, it is the same again, and nothing is left.
     assert_eq!(forgotten(&cluster.forget(1, conversation(1)).await), [Forgotten::default(); MEMBERS]);

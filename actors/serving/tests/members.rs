@@ -1,49 +1,26 @@
 //! Three members in one process, joined in memory: one decision, whichever of them a client asks, and what becomes of
 //! streams when links and members come and go.
 
+#[path = "support/member.rs"]
+mod member;
 mod support;
 
-use starling_actors::{Node, NodeName, Peer};
+use member::{Member, name};
 use starling_core::ids::RankId;
 use starling_core::rejection::Rejection;
 use starling_core::replica;
 use starling_serving::api::StreamEvent;
-use starling_serving::{MemberSettings, MemberState, Serving};
-use starling_transport::memory::{Limits, Mesh, Network};
+use starling_serving::{MemberState, Serving};
+use starling_transport::memory::Network;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use support::{Gate, LIMIT, Seen, backends, expected, first_token, prompt, settings, submission, until};
+use support::{LIMIT, expected, first_token, prompt, submission, until};
 use tokio::time::timeout;
 
 const MEMBERS: usize = 3;
 
-fn name(member: usize) -> NodeName {
-    NodeName::new(&format!("node-{member}")).expect("a name")
-}
-
-struct Member {
-    node: Node,
-    serving: Serving,
-    seen: Arc<Seen>,
-    gate: Arc<Gate>,
-    mesh: Mesh,
-}
-
-impl Member {
-    async fn start(network: &Network, me: usize, life: u64) -> Self {
-        let mut settings = settings(1, 200);
-        settings.members = (0..MEMBERS).map(|member| MemberSettings { name: name(member), ranks: 1 }).collect();
-        settings.me = me;
-        settings.suspect_after_us = 300_000;
-        let node = Node::new(name(me).as_str());
-        let (gate, seen) = (Arc::new(Gate::default()), Arc::new(Seen::default()));
-        let backends = backends(&settings, &gate);
-        let serving = Serving::start(&node, settings, backends, Arc::clone(&seen) as _).await.expect("starts");
-        let peer = Peer { name: name(me), incarnation: life };
-        let mesh = network.join(peer, Limits::default(), node.mesh_handler());
-        (0..MEMBERS).filter(|other| *other != me).for_each(|other| mesh.connect(&name(other)));
-        Self { node, serving, seen, gate, mesh }
-    }
+async fn start(network: &Network, me: usize, life: u64) -> Member {
+    Member::start(network, (me, MEMBERS), life, |settings| settings.suspect_after_us = 300_000).await
 }
 
 struct Cluster {
@@ -56,7 +33,7 @@ impl Cluster {
         let network = Network::new();
         let mut members = Vec::new();
         for me in 0..MEMBERS {
-            members.push(Member::start(&network, me, 1).await);
+            members.push(start(&network, me, 1).await);
         }
         let cluster = Self { network, members };
         cluster.ready().await;
@@ -185,7 +162,7 @@ async fn lose(lost: usize) {
     let (rank, stream) = streams.remove(0);
     let answer = timeout(LIMIT, stream.complete()).await.expect("in time").expect("served");
     assert_eq!(answer.tokens, expected(&prompt(rank as u32), 100));
-    let back = Member::start(&cluster.network, lost, 2).await;
+    let back = start(&cluster.network, lost, 2).await;
     cluster.members.insert(lost, back);
     cluster.ready().await;
     let report = cluster.members[lost].serving.cluster_report().await.expect("answers");
