@@ -3,9 +3,10 @@
 //! The first two say whether the third can be believed: where two threads reach less than 1.8 times one thread's
 //! multiply-adds, somebody else is at work.
 
-use crate::check::{Bounds, PoolBounds};
+use crate::check::Bounds;
 use crate::{Backend, StepError};
 use starling_core::ids::{AttemptKey, BlockId, TokenId};
+use starling_core::kv::Pool;
 use starling_core::kv::cache::lifecycle::Retention;
 use starling_core::request::Sampling;
 use starling_core::step::{Sample, Slice, Step, Table};
@@ -160,7 +161,7 @@ impl Calibration {
         let end = start + tokens.len() as u32;
         let blocks_each = tokens_each(self.runs).div_ceil(self.bounds.block_tokens);
         let first = sequence as u32 * blocks_each;
-        let table = |pool: &PoolBounds| {
+        let table = |pool: &Pool| {
             let count = if pool.retention == Retention::State { 1 } else { end.div_ceil(self.bounds.block_tokens) };
             Table::whole((first..first + count).map(BlockId).collect())
         };

@@ -1,6 +1,7 @@
 //! What every backend asks of a step before it computes anything.
 
 use crate::StepError;
+use starling_core::kv::Pool;
 use starling_core::kv::cache::lifecycle::Retention;
 use starling_core::step::{BlockCopy, Sample, Slice, Step, Table};
 use std::num::NonZeroU32;
@@ -13,19 +14,11 @@ mod tests;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// One for each life cycle, in order.
-    pub pools: Vec<PoolBounds>,
+    pub pools: Vec<Pool>,
     pub block_tokens: u32,
     pub vocabulary: u32,
     /// Positions of a sequence at most.
     pub context: u32,
-}
-
-/// The blocks of one life cycle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolBounds {
-    /// What its layers still read of a sequence.
-    pub retention: Retention,
-    pub blocks: u32,
 }
 
 /// Why the table of a slice cannot be used.
@@ -116,7 +109,7 @@ impl Checker {
         table: &Table,
         (bounds, life_cycle): (&Bounds, usize),
     ) -> Result<(), BadTable> {
-        let PoolBounds { retention, blocks } = bounds.pools[life_cycle];
+        let Pool { retention, blocks } = bounds.pools[life_cycle];
         let block_tokens = NonZeroU32::new(bounds.block_tokens).unwrap_or(NonZeroU32::MIN);
         let written = match retention {
             Retention::State if table.blocks.len() == 1 && table.out.is_empty() => 0..1,

@@ -1,6 +1,6 @@
 //! The engine `cpu`: results depend on a sequence alone, in either arithmetic.
 
-use crate::check::{Bounds, Checker, PoolBounds};
+use crate::check::{Bounds, Checker};
 use crate::isa::Isa;
 use crate::kernels;
 use crate::linear::Matrix;
@@ -11,6 +11,7 @@ use crate::weights::Inputs;
 use crate::{Backend, StepError};
 use attention::Mixing;
 use pool::Pool;
+use starling_core::kv;
 use starling_core::step::{Draw, Sampled, Step};
 use std::sync::Arc;
 use times::Clock;
@@ -103,7 +104,7 @@ impl CpuBackend {
         let pool = Pool::new(&model, &life_cycles, (&blocks, block_tokens))?;
         let team = Team::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
         let retentions = life_cycles.iter().map(|group| group.life_cycle.retention);
-        let pools = retentions.zip(blocks).map(|(retention, blocks)| PoolBounds { retention, blocks }).collect();
+        let pools = retentions.zip(blocks).map(|(retention, blocks)| kv::Pool { retention, blocks }).collect();
         let bounds = Bounds { pools, block_tokens, vocabulary: sizes.vocabulary, context: sizes.context };
         let inputs = || Inputs::new(arithmetic);
         let scratch = Scratch {

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 fn bounds() -> Bounds {
     let window = Retention::Window { tokens: NonZeroU32::MIN, sink_blocks: 0 };
-    let pools = [Retention::Full, window, Retention::State].map(|retention| PoolBounds { retention, blocks: 16 * 33 });
+    let pools = [Retention::Full, window, Retention::State].map(|retention| Pool { retention, blocks: 16 * 33 });
     Bounds { pools: pools.to_vec(), block_tokens: 16, vocabulary: 100, context: 1024 }
 }
 

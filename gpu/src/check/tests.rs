@@ -6,7 +6,7 @@ use starling_core::step::History;
 
 /// One life cycle of full attention with 8 blocks of 4 tokens.
 fn bounds() -> Bounds {
-    let pools = vec![PoolBounds { retention: Retention::Full, blocks: 8 }];
+    let pools = vec![Pool { retention: Retention::Full, blocks: 8 }];
     Bounds { pools, block_tokens: 4, vocabulary: 100, context: 16 }
 }
 
@@ -14,7 +14,7 @@ fn bounds() -> Bounds {
 fn mixed() -> Bounds {
     let window = |tokens, sink_blocks| Retention::Window { tokens: NonZeroU32::new(tokens).unwrap(), sink_blocks };
     let retentions = [Retention::Full, window(5, 0), window(6, 1), Retention::State];
-    let pools = (8..).zip(retentions).map(|(blocks, retention)| PoolBounds { retention, blocks });
+    let pools = (8..).zip(retentions).map(|(blocks, retention)| Pool { retention, blocks });
     Bounds { pools: pools.collect(), context: 64, ..bounds() }
 }
 

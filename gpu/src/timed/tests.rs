@@ -1,13 +1,13 @@
 use super::*;
-use crate::check::PoolBounds;
 use starling_core::ids::{AttemptKey, BlockId};
+use starling_core::kv::Pool;
 use starling_core::kv::cache::lifecycle::Retention;
 use starling_core::step::{BlockCopy, Sample, Table};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
-fn pool(retention: Retention) -> PoolBounds {
-    PoolBounds { retention, blocks: 64 }
+fn pool(retention: Retention) -> Pool {
+    Pool { retention, blocks: 64 }
 }
 
 fn config() -> TimedConfig {

@@ -9,7 +9,7 @@ use starling_actors::ActorError;
 use starling_core::ids::{RankId, TokenId};
 use starling_core::kv;
 use starling_gpu::Backend;
-use starling_gpu::check::{Bounds, PoolBounds};
+use starling_gpu::check::Bounds;
 use starling_gpu::cpu::{CpuBackend, CpuConfig};
 use starling_gpu::llama::{LayerGroup, Model, ModelConfig};
 use starling_gpu::source::{ModelError, Source};
@@ -90,7 +90,6 @@ impl Loaded {
     /// What a backend of this model must be given.
     pub fn bounds(&self) -> Bounds {
         let kv::Shape { block_tokens, pools } = self.kv.shape();
-        let pools = pools.iter().map(|pool| PoolBounds { retention: pool.retention, blocks: pool.blocks }).collect();
         let ModelConfig { vocabulary, context, .. } = self.sizes;
         Bounds { pools, block_tokens: block_tokens.get(), vocabulary, context }
     }
