@@ -43,19 +43,24 @@ impl Config {
     /// Positions behind the computed ones that a sequence in prefill has places for: those of the step in flight, and of the
     /// next one.
     pub fn ahead_tokens(&self) -> u32 {
-        self.step_tokens_max.saturating_mul(2)
+        ahead_tokens(self.step_tokens_max)
     }
 
     /// The first pool that a sequence of so many tokens does not fit.
     pub fn too_small(&self, tokens: u32) -> Option<TooSmall> {
         let wanted = |pool: &kv::Pool| pool.blocks_max(tokens, self.ahead_tokens(), self.kv.block_tokens);
-        let all = self.kv.pools.iter().enumerate().map(|(life_cycle, pool)| TooSmall {
+        let mut all = self.kv.pools.iter().enumerate().map(|(life_cycle, pool)| TooSmall {
             life_cycle,
             wanted: wanted(pool),
             blocks: pool.blocks,
         });
-        all.into_iter().find(|pool| pool.wanted > pool.blocks)
+        all.find(|pool| pool.wanted > pool.blocks)
     }
+}
+
+/// As [`Config::ahead_tokens`], for whoever sizes pools before there is a planner.
+pub fn ahead_tokens(step_tokens_max: u32) -> u32 {
+    step_tokens_max.saturating_mul(2)
 }
 
 /// A pool that cannot hold a sequence.

@@ -1,6 +1,7 @@
 //! How one rank's memory is divided into KV pools, and what its KV manager keeps.
 
 use crate::config::{Config, ReusePolicy};
+use starling_core::batch::ahead_tokens;
 use starling_core::kv::cache::checkpoint::Publishing;
 use starling_core::kv::cache::lifecycle::{LifeCycle, Retention};
 use starling_core::kv::cache::sizing::demand::{Demand, Retained};
@@ -110,7 +111,7 @@ impl Memory<'_> {
     /// Blocks of each pool: one longest sequence at least, and no more than the memory in all.
     fn blocks(&self) -> Result<Vec<u32>, PoolsError> {
         let memory = self.config.engine.kv_memory.bytes();
-        let ahead = self.config.engine.step_tokens_max.saturating_mul(2);
+        let ahead = ahead_tokens(self.config.engine.step_tokens_max);
         let least = |group: &LayerGroup| {
             let pool = Pool { retention: group.life_cycle.retention, blocks: 0 };
             pool.blocks_max(self.context, ahead, self.block_tokens)
