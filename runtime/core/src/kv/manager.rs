@@ -9,6 +9,7 @@ use super::{Scope, Shape, Stats, Violation};
 use crate::ids::{AttemptKey, BlockId, ConversationKey, TokenId};
 use crate::step::{BlockCopy, Table};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::num::NonZeroU32;
 
 /// What one attempt holds.
 #[derive(Clone, Debug)]
@@ -44,6 +45,18 @@ struct Asking {
     tokens_max: u32,
 }
 
+impl Asking {
+    /// Positions that room is promised for: those of the tokens, and of one more.
+    fn target(&self) -> u32 {
+        (self.tokens.len() as u32).saturating_add(1)
+    }
+
+    /// Blocks that have a place at first, if so many tokens are reused.
+    fn first_blocks(&self, reused: u32, block_tokens: NonZeroU32) -> u32 {
+        self.target().min(reused.saturating_add(self.ahead)).div_ceil(block_tokens.get())
+    }
+}
+
 /// Blocks behind its computed tokens that a sequence which decodes has at most: one for the next token, one more that is asked
 /// for ahead of need, and one that is begun.
 const DECODE_AHEAD_BLOCKS: u32 = 3;
@@ -59,8 +72,7 @@ struct Shortage {
 ///
 /// Invariants, besides those of the cache: (K1) each attempt has an open sequence, and no other is open; (K2) what is promised
 /// can be had: of full attention, no more than is free or reusable; of windows and states, no more than there is, and no more
-/// is held; (K3) computed positions are at most the capacity, and committed
-/// ones at most the computed.
+/// is held; (K3) computed positions are at most the capacity, and committed ones at most the computed.
 #[derive(Clone, Debug)]
 pub struct Manager {
     config: Config,
@@ -237,20 +249,10 @@ impl Manager {
         (0u8..).zip(&self.shape.pools).zip(&self.promised).map(spare).collect()
     }
 
-    /// So much of a pool is in use that nobody else is admitted. Whoever is alone always is.
-    fn is_too_full(&self) -> bool {
-        let is_full = |(group, pool): (u8, &Pool)| {
-            let held = u64::from(pool.blocks - self.cache.available(group));
-            held * u64::from(PPM) > u64::from(pool.blocks) * u64::from(self.config.cache.utilisation_ppm_max)
-        };
-        (0u8..).zip(&self.shape.pools).any(is_full)
-    }
-
     /// What is lacking in the first pool where something is, so that a sequence could begin with what it found.
     fn shortage(&self, asking: &Asking, reused: u32) -> Option<Shortage> {
         let block_tokens = self.shape.block_tokens;
-        let target = (asking.tokens.len() as u32).saturating_add(1);
-        let now = target.min(reused.saturating_add(asking.ahead)).div_ceil(block_tokens.get());
+        let (target, now) = (asking.target(), asking.first_blocks(reused, block_tokens));
         let one = |((group, pool), spare): ((u8, &Pool), u32)| {
             let available = self.cache.available(group);
             // A last block that is not full, and a state, are copied.
@@ -303,14 +305,15 @@ impl Manager {
         if asking.tokens.is_empty() {
             return self.ignore(key, Ignored::EmptyReserve, out);
         }
-        if self.is_too_full() {
-            let wanted = length.saturating_add(1).div_ceil(self.shape.block_tokens.get());
-            return self.exhaust(key, Shortage { wanted, available: 0 }, out);
+        let (target, block_tokens) = (asking.target(), self.shape.block_tokens);
+        let no_room = Shortage { wanted: target.div_ceil(block_tokens.get()), available: 0 };
+        // Whoever is alone is admitted however full the pools may be.
+        if self.cache.is_fuller_than(self.config.cache.utilisation_ppm_max) {
+            return self.exhaust(key, no_room, out);
         }
         self.opened += 1;
         let id = SequenceId(self.opened);
-        let target = length.saturating_add(1);
-        let (opened, found) = match self.open(id, &asking, target) {
+        let (opened, found) = match self.open(id, &asking) {
             Ok(opened) => opened,
             Err(shortage) => return self.exhaust(key, shortage, out),
         };
@@ -318,14 +321,11 @@ impl Manager {
         // Before anything is evicted for it.
         let explanation = self.explain(&asking, reused, found);
         let mut copies = Vec::new();
-        let block_tokens = self.shape.block_tokens.get();
-        let capacity =
-            target.min(reused.saturating_add(asking.ahead)).div_ceil(block_tokens).saturating_mul(block_tokens);
+        let capacity = asking.first_blocks(reused, block_tokens).saturating_mul(block_tokens.get());
         let resumed = self.cache.resume(id, &[], &mut copies) == Ok(true);
         if !resumed || self.cache.resize(id, (Some(capacity), None), &mut copies) != Ok(true) {
             self.cache.close(id);
-            let shortage = Shortage { wanted: target.div_ceil(block_tokens), available: 0 };
-            return self.exhaust(key, shortage, out);
+            return self.exhaust(key, no_room, out);
         }
         let mut ends = self.ends(length, opened.path_tokens);
         if ends.contains(&reused) {
@@ -360,11 +360,11 @@ impl Manager {
 
     /// Opens a sequence for which there is room, with as much reuse as there is room for: a block that is reused in part, or a
     /// snapshot, is held until it was copied. Comes with how much there was to reuse.
-    fn open(&mut self, id: SequenceId, asking: &Asking, target: u32) -> Result<(Opened, u32), Shortage> {
+    fn open(&mut self, id: SequenceId, asking: &Asking) -> Result<(Opened, u32), Shortage> {
         let block_tokens = self.shape.block_tokens;
         let mut short: Option<Shortage> = None;
         let mut found = None;
-        let mut limit = target.saturating_sub(2);
+        let mut limit = (asking.tokens.len() as u32).saturating_sub(1);
         loop {
             let tokens = &asking.tokens[..limit as usize];
             // Ids are never used twice.
@@ -494,10 +494,7 @@ impl Manager {
         let spare = self.spare();
         let mut copies = Vec::new();
         match self.config.publishing {
-            Publishing::AllReusable => {
-                self.commit_to(key, computed, After::GoesOn, &mut copies);
-                let _ = self.cache.resize(id, (None, Some(computed)), &mut copies);
-            }
+            Publishing::AllReusable => self.commit_to(key, computed, After::GoesOn, &mut copies),
             Publishing::PerRequest | Publishing::PerConversation => {
                 while let Some(end) = self.next_end(key, computed) {
                     // A state is where the computed tokens end, and nowhere else.
@@ -505,9 +502,9 @@ impl Manager {
                         self.commit_to(key, end, After::GoesOn, &mut copies);
                     }
                 }
-                let _ = self.cache.resize(id, (None, Some(computed)), &mut copies);
             }
         }
+        let _ = self.cache.resize(id, (None, Some(computed)), &mut copies);
         self.promise(key);
         let rebased = self.cache.take_rebased(id).into_iter();
         let rebased = rebased.map(|(life_cycle, ordinal, block)| Rebased { life_cycle, ordinal, block }).collect();

@@ -146,12 +146,13 @@ impl Store {
         self.log_moved(page, from.tier);
     }
 
-    /// The share of the fullest pool group of the device that neither is free nor can be made so is above the limit.
-    pub fn is_too_full(&self) -> bool {
+    /// The share of the fullest pool group of the device that neither is free nor can be made so is above so many parts per
+    /// million.
+    pub fn is_fuller_than(&self, ppm: u32) -> bool {
         (0..self.pages.groups()).any(|group| {
             let slots = self.pages.slots(0, group);
             let unavailable = slots - self.pages.free(0, group) - self.pages.evictable(0, group);
-            let limit = u64::from(slots) * u64::from(self.config.utilisation_ppm_max);
+            let limit = u64::from(slots) * u64::from(ppm);
             u64::from(unavailable) * u64::from(super::config::PPM) > limit
         })
     }

@@ -165,6 +165,11 @@ impl Manager {
         self.store.pages.free(0, group) + self.store.pages.evictable(0, group)
     }
 
+    /// A pool group of the device has a larger share than that, in parts per million, which neither is free nor can be made so.
+    pub fn is_fuller_than(&self, ppm: u32) -> bool {
+        self.store.is_fuller_than(ppm)
+    }
+
     /// Pages by life cycle and tier.
     ///
     /// # Cost

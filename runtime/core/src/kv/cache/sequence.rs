@@ -219,7 +219,7 @@ impl Sequence {
         if let Some(&life_cycle) = wrong.filter(|_| !self.resumed) {
             return Err(Error::NotSelectable { life_cycle });
         }
-        if store.is_too_full() {
+        if store.is_fuller_than(store.config.utilisation_ppm_max) {
             return Ok(false);
         }
         let fresh = if self.resumed { Vec::new() } else { self.fresh(store, restored) };
