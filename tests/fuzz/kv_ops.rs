@@ -10,7 +10,7 @@ use starling_core::ids::{ConversationKey, TokenId};
 use starling_core::kv::cache::lifecycle::{LifeCycle, Policy, Priority, Retention};
 use starling_core::kv::cache::mirror::Mirror;
 use starling_core::kv::cache::{
-    After, Commits, Config, Copy, Error, EventLimits, Manager, PPM, Phase, Place, PlanId, SequenceId,
+    After, Commits, Config, Copy, Error, EventLimits, Eviction, Manager, PPM, Phase, Place, PlanId, SequenceId,
 };
 use starling_core::kv::identity::{Scope, truncated_chain};
 use std::collections::BTreeMap;
@@ -114,10 +114,8 @@ pub fn configuration(choices: &mut Choices<'_>) -> Config {
     let recurrent = life_cycles.iter().any(|one| one.retention == State);
     let flags = choices.byte();
     let commits = if recurrent || flags & 1 == 1 { Commits::EndPoints } else { Commits::EveryBlock };
+    let block_tokens = NonZeroU32::new(1 + choices.below(5)).expect("not 0");
     Config {
-        block_tokens: NonZeroU32::new(1 + choices.below(5)).expect("not 0"),
-        life_cycles,
-        tiers,
         commits,
         utilisation_ppm_max: [PPM, PPM / 10 * 7][usize::from(flags >> 1 & 1)],
         partial_reuse: flags & 4 == 0,
@@ -129,6 +127,8 @@ pub fn configuration(choices: &mut Choices<'_>) -> Config {
         endpoint_rewind_tokens: if commits == Commits::EveryBlock { u32::from(flags >> 7) * 3 } else { 0 },
         events: [None, Some(2), Some(40)][choices.below(3) as usize]
             .map(|events_max| EventLimits { events_max, keys_max: 3 }),
+        eviction: [Eviction::Pages, Eviction::EndPoints][choices.below(2) as usize],
+        ..Config::new(block_tokens, life_cycles, tiers)
     }
 }
 

@@ -82,9 +82,6 @@ impl Configured {
     fn config(&self) -> Result<Config, String> {
         let life_cycles = self.life_cycles.iter().map(|one| one.life_cycle(self.block_tokens));
         Ok(Config {
-            block_tokens: self.block_tokens,
-            life_cycles: life_cycles.collect::<Result<_, _>>()?,
-            tiers: self.tiers.clone(),
             commits: match self.mode {
                 Mode::Default => Commits::EveryBlock,
                 Mode::MinSnapshot => Commits::EndPoints,
@@ -94,10 +91,7 @@ impl Configured {
             match_backoff_tokens: self.backoff,
             turns_max: self.max_num_turns,
             conversations_max: CONVERSATIONS_MAX,
-            conversation_ttl_us: None,
-            scope_quota_ppm: None,
-            endpoint_rewind_tokens: 0,
-            events: None,
+            ..Config::new(self.block_tokens, life_cycles.collect::<Result<_, _>>()?, self.tiers.clone())
         })
     }
 }

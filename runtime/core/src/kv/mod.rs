@@ -20,7 +20,7 @@ use crate::ids::{AttemptKey, BlockId, ConversationKey, TokenId};
 use crate::step::{BlockCopy, Table};
 use cache::checkpoint::{Publishing, Snapshots};
 use cache::lifecycle::{LifeCycle, Policy, Priority, Retention};
-use cache::{Commits, PPM};
+use cache::{Commits, Eviction, PPM};
 pub use cache::{Forgotten, Missed, Why};
 use identity::Scope;
 pub use manager::Manager;
@@ -108,19 +108,13 @@ impl Config {
         };
         Self {
             cache: cache::Config {
-                block_tokens,
-                life_cycles: (0u8..).zip(&life_cycles).map(one).collect(),
-                tiers: vec![life_cycles.iter().map(|(_, blocks)| *blocks).collect()],
                 commits,
-                utilisation_ppm_max: PPM,
-                partial_reuse: true,
-                match_backoff_tokens: 0,
-                turns_max: 1,
-                conversations_max: CONVERSATIONS_MAX_DEFAULT,
-                conversation_ttl_us: None,
-                scope_quota_ppm: None,
-                endpoint_rewind_tokens: 0,
-                events: None,
+                eviction: if is_full { Eviction::Pages } else { Eviction::EndPoints },
+                ..cache::Config::new(
+                    block_tokens,
+                    (0u8..).zip(&life_cycles).map(one).collect(),
+                    vec![life_cycles.iter().map(|(_, blocks)| *blocks).collect()],
+                )
             },
             publishing,
             replay_tokens: NonZeroU32::MIN,
@@ -159,7 +153,7 @@ impl Config {
 }
 
 /// Conversations whose end points are known at once, some hundred bytes each.
-pub const CONVERSATIONS_MAX_DEFAULT: u32 = 65_536;
+pub use cache::CONVERSATIONS_MAX_DEFAULT;
 
 /// A KV manager that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -314,6 +308,8 @@ pub struct Stats {
     pub turns_unplanned: u64,
     pub exhausted: u64,
     pub ignored: u64,
+    /// Blocks that each pool should have by what was measured, if that is far from what it has; empty before.
+    pub proposed: Vec<u32>,
 }
 
 impl Stats {

@@ -4,7 +4,7 @@ use crate::inputs::{BLOCK_TOKENS, EVENT_BLOCKS, Holdings, Stored, tokens};
 use crate::measure::on_cpu;
 use starling_core::ids::TokenId;
 use starling_core::kv::cache::lifecycle::{LifeCycle, Policy, Priority, Retention};
-use starling_core::kv::cache::{After, Commits, Config, Copy, Manager, Opened, PPM, SequenceId};
+use starling_core::kv::cache::{After, Config, Copy, Manager, Opened, SequenceId};
 use starling_core::kv::identity::Scope;
 use std::num::NonZeroU32;
 
@@ -30,21 +30,8 @@ fn config(layers: Layers, slots: u32) -> Config {
     if layers == Layers::FullAndWindow {
         life_cycles.push(required(Retention::Window { tokens: some(WINDOW_TOKENS), sink_blocks: 0 }, 1));
     }
-    Config {
-        block_tokens: some(BLOCK_TOKENS),
-        tiers: vec![vec![slots; life_cycles.len()]],
-        life_cycles,
-        commits: Commits::EveryBlock,
-        utilisation_ppm_max: PPM,
-        partial_reuse: true,
-        match_backoff_tokens: 0,
-        turns_max: 1,
-        conversations_max: 1000,
-        conversation_ttl_us: None,
-        scope_quota_ppm: None,
-        endpoint_rewind_tokens: 0,
-        events: None,
-    }
+    let tiers = vec![vec![slots; life_cycles.len()]];
+    Config { conversations_max: 1000, ..Config::new(some(BLOCK_TOKENS), life_cycles, tiers) }
 }
 
 pub struct Rank {

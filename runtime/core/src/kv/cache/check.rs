@@ -19,7 +19,7 @@ impl Manager {
             self.store.pages.is_alive(page) && {
                 let page = self.store.pages.get(page);
                 let covers = (1..=self.store.tree.tokens(node).len() as u32).contains(&page.covered);
-                page.node == Some(node) && usize::from(page.life_cycle) == life_cycle && page.committed && covers
+                page.node == Some(node) && usize::from(page.life_cycle) == life_cycle && page.is_committed() && covers
             }
         };
         let is_whole = |node| {
@@ -47,6 +47,7 @@ impl Manager {
         self.store.check_owners()?;
         self.check_quotas()?;
         self.store.check_ends()?;
+        self.store.check_worth()?;
         self.check_plans()
     }
 
@@ -62,7 +63,7 @@ impl Manager {
             let stale = retention.stale(history, self.store.config.block_tokens);
             for block in 0..blocks {
                 let owned = sequence.owned(block, life_cycle);
-                let committed = owned.is_some_and(|owned| self.store.pages.get(owned.page).committed);
+                let committed = owned.is_some_and(|owned| self.store.pages.get(owned.page).is_committed());
                 if stale.contains(&block) && committed {
                     return Err(Violation::new("11.6", format!("{id} holds block {block} of life cycle {life_cycle}")));
                 }

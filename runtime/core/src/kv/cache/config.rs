@@ -22,6 +22,17 @@ pub enum Commits {
     EndPoints,
 }
 
+/// In which order droppable pages go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Eviction {
+    /// Each on its own: by priority, least recent first.
+    #[default]
+    Pages,
+    /// With the end points that need them: those that serve none first, then by the tokens that they save for their bytes,
+    /// by priority, least recent first.
+    EndPoints,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
     pub block_tokens: NonZeroU32,
@@ -29,6 +40,8 @@ pub struct Config {
     /// Slots by tier and pool group; tier 0 is the device.
     pub tiers: Vec<Vec<u32>>,
     pub commits: Commits,
+    #[serde(default)]
+    pub eviction: Eviction,
     /// A sequence resumes only while each group's unavailable share of the device, in parts per million, is at most this.
     pub utilisation_ppm_max: u32,
     /// Blocks that are not full may be reused.
@@ -52,7 +65,32 @@ pub struct Config {
     pub events: Option<EventLimits>,
 }
 
+/// Conversations that are remembered, where nothing else is said.
+pub const CONVERSATIONS_MAX_DEFAULT: u32 = 65_536;
+
 impl Config {
+    /// For life cycles over pools of `tiers[tier][group]` slots. Every block is published, unless there are recurrent layers;
+    /// pages go one by one; nothing is limited, hinted or logged.
+    pub fn new(block_tokens: NonZeroU32, life_cycles: Vec<LifeCycle>, tiers: Vec<Vec<u32>>) -> Self {
+        let has_states = life_cycles.iter().any(LifeCycle::is_state);
+        Self {
+            block_tokens,
+            life_cycles,
+            tiers,
+            commits: if has_states { Commits::EndPoints } else { Commits::EveryBlock },
+            eviction: Eviction::Pages,
+            utilisation_ppm_max: PPM,
+            partial_reuse: true,
+            match_backoff_tokens: 0,
+            turns_max: 1,
+            conversations_max: CONVERSATIONS_MAX_DEFAULT,
+            conversation_ttl_us: None,
+            scope_quota_ppm: None,
+            endpoint_rewind_tokens: 0,
+            events: None,
+        }
+    }
+
     /// # Errors
     /// The first contradiction.
     pub fn validate(&self) -> Result<(), ConfigError> {

@@ -12,7 +12,7 @@
 //! touched is examined again when the operation is over; a block that goes takes its end point along at once.
 
 use super::Violation;
-use super::config::Config;
+use super::config::{Config, Eviction};
 use super::events::Event;
 use super::lifecycle::{LifeCycle, Retention};
 use super::store::{Path, Store};
@@ -30,10 +30,19 @@ pub(super) struct Name {
     pub length: u32,
 }
 
+/// An end point, with its name where others are told of it.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    length: u32,
+    name: Option<Name>,
+}
+
 /// What happened to a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Touched {
     Block,
+    /// More or fewer prefixes end behind it.
+    Count,
     /// It has a page of a life cycle, or another one.
     Gained(u8),
     Lost(u8),
@@ -43,16 +52,19 @@ pub(super) enum Touched {
 #[derive(Clone, Debug)]
 pub(super) struct EndPoints {
     tracked: bool,
+    /// Others are told.
+    named: bool,
     /// Every block that ends a prefix is one.
     every: bool,
-    at: BTreeMap<NodeId, Name>,
+    at: BTreeMap<NodeId, End>,
     touched: Vec<(NodeRef, Touched)>,
 }
 
 impl EndPoints {
     pub fn new(config: &Config) -> Self {
         Self {
-            tracked: config.events.is_some(),
+            tracked: config.events.is_some() || config.eviction == Eviction::EndPoints,
+            named: config.events.is_some(),
             every: config.life_cycles.iter().any(LifeCycle::is_state),
             at: BTreeMap::new(),
             touched: Vec::new(),
@@ -64,11 +76,19 @@ impl EndPoints {
     }
 
     pub fn bytes(&self) -> usize {
-        self.at.len() * size_of::<(NodeId, Name)>()
+        self.at.len() * size_of::<(NodeId, End)>()
     }
 
     pub fn names(&self) -> impl Iterator<Item = Name> {
-        self.at.values().copied()
+        self.at.values().filter_map(|end| end.name)
+    }
+
+    pub fn has(&self, node: NodeId) -> bool {
+        self.at.contains_key(&node)
+    }
+
+    pub fn length(&self, node: NodeId) -> Option<u32> {
+        self.at.get(&node).map(|end| end.length)
     }
 }
 
@@ -86,33 +106,49 @@ impl Store {
             return;
         }
         self.forget_end(node);
+        self.uncount(node);
         if let Some(parent) = self.tree.parent(node) {
             self.touched(parent, Touched::Block);
         }
     }
 
+    /// Whether the block's end point counts may have changed.
+    pub fn reconsider(&mut self, node: NodeId) {
+        self.ends.touched.push((self.tree.reference(node), Touched::Count));
+    }
+
     /// Examines what was touched.
     pub fn settle(&mut self) {
-        if self.ends.touched.is_empty() {
-            return;
-        }
-        let mut nodes = BTreeSet::new();
-        for (reference, how) in std::mem::take(&mut self.ends.touched) {
-            let Some(node) = self.tree.resolve(reference) else { continue };
-            nodes.insert(node);
-            nodes.extend(self.tree.parent(node));
-            match how {
-                Touched::Block => {}
-                Touched::Gained(life_cycle) => self.within_reach(node, life_cycle, &mut nodes, |_| true),
-                // Nothing below becomes an end point by a loss.
-                Touched::Lost(life_cycle) => {
-                    self.within_reach(node, life_cycle, &mut nodes, |below| self.ends.at.contains_key(&below));
+        let mut reconsidered = BTreeSet::new();
+        while !self.ends.touched.is_empty() {
+            let mut nodes = BTreeSet::new();
+            for (reference, how) in std::mem::take(&mut self.ends.touched) {
+                let Some(node) = self.tree.resolve(reference) else { continue };
+                reconsidered.insert(node);
+                if let Touched::Count = how {
+                    continue;
+                }
+                nodes.insert(node);
+                nodes.extend(self.tree.parent(node));
+                match how {
+                    Touched::Block | Touched::Count => {}
+                    Touched::Gained(life_cycle) => self.within_reach(node, life_cycle, &mut nodes, |_| true),
+                    // Nothing below becomes an end point by a loss.
+                    Touched::Lost(life_cycle) => {
+                        self.within_reach(node, life_cycle, &mut nodes, |below| self.is_known_end(below));
+                    }
                 }
             }
+            for &node in &nodes {
+                self.examine(node);
+            }
+            reconsidered.append(&mut nodes);
         }
-        for node in nodes {
-            self.examine(node);
-        }
+        self.weigh(&reconsidered);
+    }
+
+    fn is_known_end(&self, node: NodeId) -> bool {
+        self.ends.has(node) || self.worth.as_ref().is_some_and(|worth| worth.counts(node))
     }
 
     /// Blocks below whose windows may reach back to the node: those with pages all the way down from it.
@@ -144,19 +180,33 @@ impl Store {
         let is_last = || !self.tree.any_child(node, |child| self.end_in(child).is_some());
         let ends_block = |length: u32| length.is_multiple_of(self.block_tokens());
         let found = self.end_in(node).filter(|length| self.ends.every || !ends_block(*length) || is_last());
-        let before = self.ends.at.get(&node).map(|name| name.length);
+        let before = self.ends.length(node);
         if found == before {
             return;
         }
-        self.forget_end(node);
-        let Some(name) = found.and_then(|length| self.name_end(node, length)) else { return };
-        self.ends.at.insert(node, name);
-        let Name { scope, parent, key, length } = name;
-        self.log.push(Event::EndPointAdded { scope, parent, key, length });
+        self.log_end_removed(node);
+        let name = found.filter(|_| self.ends.named).and_then(|length| self.name_end(node, length));
+        match found {
+            Some(length) => _ = self.ends.at.insert(node, End { length, name }),
+            None => _ = self.ends.at.remove(&node),
+        }
+        if let Some(Name { scope, parent, key, length }) = name {
+            self.log.push(Event::EndPointAdded { scope, parent, key, length });
+        }
+        if found.is_some() != before.is_some() {
+            self.ends_changed(node, found.is_some());
+        }
     }
 
     fn forget_end(&mut self, node: NodeId) {
-        if let Some(Name { scope, parent, key, length }) = self.ends.at.remove(&node) {
+        self.log_end_removed(node);
+        if self.ends.at.remove(&node).is_some() {
+            self.ends_changed(node, false);
+        }
+    }
+
+    fn log_end_removed(&mut self, node: NodeId) {
+        if let Some(Name { scope, parent, key, length }) = self.ends.at.get(&node).and_then(|end| end.name) {
             self.log.push(Event::EndPointRemoved { scope, parent, key, length });
         }
     }
@@ -182,7 +232,7 @@ impl Store {
     ///
     /// # Cost
     /// The blocks of the windows; all blocks before it where there are sinks.
-    fn end_in(&self, node: NodeId) -> Option<u32> {
+    pub fn end_in(&self, node: NodeId) -> Option<u32> {
         self.tree.parent(node).filter(|_| self.can_end(node))?;
         let (ordinal, block_tokens) = (self.tree.ordinal(node), self.config.block_tokens);
         let start = ordinal * block_tokens.get();
@@ -249,12 +299,14 @@ impl Store {
             let ends_below = |node: NodeId| self.tree.children(node).iter().any(|child| reusable.contains_key(child));
             expected.retain(|node, length| !length.is_multiple_of(self.block_tokens()) || !ends_below(*node));
         }
-        let found: BTreeMap<NodeId, u32> = self.ends.at.iter().map(|(node, name)| (*node, name.length)).collect();
+        let found: BTreeMap<NodeId, u32> = self.ends.at.iter().map(|(node, end)| (*node, end.length)).collect();
         if found != expected || !self.ends.touched.is_empty() {
             return Err(Violation::new("E1", format!("end points {found:?}, the tree has {expected:?}")));
         }
-        match self.ends.at.iter().find(|(node, name)| self.name_end(**node, name.length) != Some(**name)) {
-            Some((node, name)) => Err(Violation::new("E1", format!("{node:?} is called {name:?}"))),
+        let is_misnamed =
+            |node: NodeId, end: &End| end.name != self.name_end(node, end.length).filter(|_| self.ends.named);
+        match self.ends.at.iter().find(|(node, end)| is_misnamed(**node, end)) {
+            Some((node, end)) => Err(Violation::new("E1", format!("{node:?} is called {:?}", end.name))),
             None => Ok(()),
         }
     }

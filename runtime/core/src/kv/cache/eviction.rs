@@ -2,9 +2,9 @@
 //!
 //! First it is computed whether everything fits, then it is done: an operation that fails has evicted nothing.
 
+use super::order::{Class, Coming, Next};
 use super::pages::{PageId, State};
 use super::store::{Copy, Store};
-use std::collections::BTreeSet;
 
 /// What will have happened before room is made.
 #[derive(Clone, Debug, Default)]
@@ -19,7 +19,7 @@ pub(super) struct Change {
 pub(super) struct Queued {
     pub tier: u8,
     pub group: u8,
-    pub priority: u8,
+    pub class: Class,
     pub held: bool,
 }
 
@@ -60,17 +60,13 @@ impl Store {
 
     /// Whether the first victims, in order, are held.
     fn first_victims(&self, tier: u8, group: u8, count: usize, change: &Change) -> Vec<bool> {
-        let coming = |class| {
-            let there = change.queued.iter().filter(move |page| (page.tier, page.group) == (tier, group));
-            there.filter(move |page| page.priority == class).map(|page| page.held)
+        let there = change.queued.iter().filter(|page| (page.tier, page.group) == (tier, group));
+        let coming = there.map(|page| Coming { class: page.class, held: page.held });
+        let held = |next: Next| match next {
+            Next::There(page) => self.pages.get(page).state() == State::Held,
+            Next::Coming(held) => held,
         };
-        let mut classes: BTreeSet<u8> = self.pages.classes(tier, group).collect();
-        classes.extend(change.queued.iter().map(|page| page.priority));
-        let held = |page: PageId| self.pages.get(page).state() == State::Held;
-        let all = classes
-            .into_iter()
-            .flat_map(|class| self.pages.victims_of(tier, group, class).map(held).chain(coming(class)));
-        all.take(count).collect()
+        self.pages.order(tier, group, coming).take(count).map(held).collect()
     }
 
     /// Makes `wanted` slots of each group free on a tier, where they fit.
@@ -109,7 +105,7 @@ impl Store {
         let (tier, group) = at;
         let mut free = self.pages.free(tier, group) as usize;
         while free < goal + falling.len() {
-            let Some(victim) = self.pages.victims(tier, group).next() else { break };
+            let Some(victim) = self.pages.victim(tier, group) else { break };
             let before = self.pages.len();
             self.evict(victim);
             free = self.pages.free(tier, group) as usize;
@@ -135,9 +131,11 @@ impl Store {
         }
     }
 
+    /// The page goes. What is worth nothing without it goes next.
     fn evict(&mut self, page: PageId) {
         self.evicted_pages += 1;
         self.vanish(page);
+        self.settle();
     }
 
     pub fn move_page(&mut self, page: PageId, tier: u8, copies: &mut Vec<Copy>) {

@@ -19,6 +19,7 @@ mod hint;
 pub mod lifecycle;
 mod machine;
 pub mod mirror;
+mod order;
 mod pages;
 mod plans;
 mod publish;
@@ -32,11 +33,14 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod worth;
 
 pub use super::Violation;
 use super::identity::Scope;
 use crate::ids::{BlockId, ConversationKey, TokenId};
-pub use config::{Commits, Config, ConfigError, Error, ErrorKind, PPM, PRIORITY_MAX};
+pub use config::{
+    CONVERSATIONS_MAX_DEFAULT, Commits, Config, ConfigError, Error, ErrorKind, Eviction, PPM, PRIORITY_MAX,
+};
 use events::Log;
 pub use events::{Event, EventLimits, Gap, Numbered, Snapshot};
 pub use explain::{Missed, Why};
@@ -139,7 +143,11 @@ impl Manager {
 
     /// Bytes of metadata of pages and blocks, without the blocks' tokens.
     pub fn metadata_bytes(&self) -> usize {
-        self.store.pages.bytes() + self.store.tree.bytes() + self.store.owners.bytes() + self.store.ends.bytes()
+        self.store.pages.bytes()
+            + self.store.tree.bytes()
+            + self.store.owners.bytes()
+            + self.store.ends.bytes()
+            + self.store.worth.as_ref().map_or(0, |worth| worth.bytes())
     }
 
     /// End points that are known; none unless events are logged.
@@ -240,7 +248,7 @@ impl Manager {
     #[cfg(test)]
     pub(crate) fn is_published(&self, life_cycle: u8, block: BlockId) -> bool {
         let there = |page: &pages::Page| page.place == Place { tier: 0, group: life_cycle, slot: block.0 };
-        self.store.pages.iter().any(|(_, page)| there(page) && page.committed)
+        self.store.pages.iter().any(|(_, page)| there(page) && page.is_committed())
     }
 
     // -- a sequence's life

@@ -1,6 +1,7 @@
 //! Pages and the slots they lie in: who keeps a page where, and which one goes first.
 
 use super::Violation;
+use super::order::{Class, Coming, Order};
 use super::quota::Quotas;
 use super::tree::NodeId;
 use serde::{Deserialize, Serialize};
@@ -45,15 +46,8 @@ pub(super) enum State {
 pub(super) struct Page {
     pub place: Place,
     pub life_cycle: u8,
-    pub priority: u8,
-    /// Was published: nobody writes to it.
-    pub committed: bool,
-    /// Some drop plan names it.
-    pub planned: bool,
-    queued: bool,
-    /// Passed over when victims are sought: whoever makes room is about to use it.
-    claimed: bool,
-    alive: bool,
+    flags: u8,
+    pub class: Class,
     /// Leading tokens of the block that it covers.
     pub covered: u32,
     /// The tree's node that names it; none for pages of one sequence and for those whose node is gone.
@@ -61,11 +55,46 @@ pub(super) struct Page {
     /// Sequences that hold it, and those among them that need it on the device.
     holders: u32,
     locks: u32,
+    /// What its pool had counted when it was queued.
+    queued_at: u32,
     prev: Option<PageId>,
     next: Option<PageId>,
 }
 
 impl Page {
+    const ALIVE: u8 = 1;
+    const COMMITTED: u8 = 2;
+    const PLANNED: u8 = 4;
+    const QUEUED: u8 = 8;
+    const CLAIMED: u8 = 16;
+
+    fn is(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn set(&mut self, flag: u8, to: bool) {
+        self.flags = if to { self.flags | flag } else { self.flags & !flag };
+    }
+
+    /// Was published: nobody writes to it.
+    pub fn is_committed(&self) -> bool {
+        self.is(Self::COMMITTED)
+    }
+
+    /// Some drop plan names it.
+    pub fn is_planned(&self) -> bool {
+        self.is(Self::PLANNED)
+    }
+
+    /// Passed over when victims are sought: whoever makes room is about to use it.
+    pub fn is_claimed(&self) -> bool {
+        self.is(Self::CLAIMED)
+    }
+
+    pub fn next(&self) -> Option<PageId> {
+        self.next
+    }
+
     pub fn state(&self) -> State {
         match self {
             Self { locks: 1.., .. } => State::Locked,
@@ -103,9 +132,11 @@ struct Pool {
     /// Slots that were given back; those from `untouched` on were never used.
     returned: Vec<u32>,
     untouched: u32,
-    classes: BTreeMap<u8, Ends>,
+    classes: BTreeMap<Class, Ends>,
     queued: u32,
     claimed: u32,
+    /// Pages that were ever queued: the time by which some are older than others. It may begin again.
+    now: u32,
 }
 
 impl Pool {
@@ -148,6 +179,7 @@ impl Pages {
             classes: BTreeMap::new(),
             queued: 0,
             claimed: 0,
+            now: 0,
         };
         let slots: usize = tiers.iter().flatten().map(|slots| *slots as usize).sum();
         Self {
@@ -206,7 +238,7 @@ impl Pages {
 
     pub fn get(&self, id: PageId) -> &Page {
         let page = &self.slab[id.index()];
-        debug_assert!(page.alive, "{id:?} is gone");
+        debug_assert!(page.is(Page::ALIVE), "{id:?} is gone");
         page
     }
 
@@ -225,30 +257,27 @@ impl Pages {
     }
 
     pub fn is_alive(&self, id: PageId) -> bool {
-        self.slab[id.index()].alive
+        self.slab[id.index()].is(Page::ALIVE)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (PageId, &Page)> {
-        let pages = self.slab.iter().enumerate().filter(|(_, page)| page.alive);
+        let pages = self.slab.iter().enumerate().filter(|(_, page)| page.is(Page::ALIVE));
         pages.map(|(index, page)| (PageId::at(index), page))
     }
 
     /// A page on the device, held and locked by one sequence. Room was made before.
-    pub fn allocate(&mut self, life_cycle: u8, group: u8, priority: u8) -> PageId {
+    pub fn allocate(&mut self, life_cycle: u8, group: u8, class: Class) -> PageId {
         let slot = self.pool_mut(0, group).take().expect("room was made before a page is allocated");
         let page = Page {
             place: Place { tier: 0, group, slot },
             life_cycle,
-            priority,
-            committed: false,
-            planned: false,
-            queued: false,
-            claimed: false,
-            alive: true,
+            flags: Page::ALIVE,
+            class,
             covered: 0,
             node: None,
             holders: 1,
             locks: 1,
+            queued_at: 0,
             prev: None,
             next: None,
         };
@@ -268,8 +297,8 @@ impl Pages {
     pub fn free_page(&mut self, id: PageId) {
         self.unqueue(id);
         let page = self.page_mut(id);
-        assert!(page.alive, "{id:?} is freed twice");
-        (page.alive, page.node) = (false, None);
+        assert!(page.is(Page::ALIVE), "{id:?} is freed twice");
+        (page.flags, page.node) = (0, None);
         let place = page.place;
         if let Some(quotas) = &mut self.quotas {
             quotas.discharge(id);
@@ -362,7 +391,8 @@ impl Pages {
 
     pub fn set_covered(&mut self, id: PageId, node: NodeId, covered: u32) {
         let page = self.page_mut(id);
-        (page.node, page.covered, page.committed) = (Some(node), covered, true);
+        (page.node, page.covered) = (Some(node), covered);
+        page.set(Page::COMMITTED, true);
     }
 
     /// The tree does not name the page any more; whoever holds it keeps it.
@@ -371,7 +401,7 @@ impl Pages {
     }
 
     pub fn set_planned(&mut self, id: PageId, planned: bool) {
-        self.page_mut(id).planned = planned;
+        self.page_mut(id).set(Page::PLANNED, planned);
     }
 
     // -- order
@@ -391,17 +421,19 @@ impl Pages {
         if !self.is_evictable(id) {
             return;
         }
-        let Page { place, priority, holders, .. } = *self.get(id);
+        let Page { place, class, holders, .. } = *self.get(id);
         if let Some(quotas) = self.quotas.as_mut().filter(|_| holders == 0) {
-            quotas.set_droppable(id, Some((priority, place.tier)));
+            quotas.set_droppable(id, Some((class, place.tier)));
         }
         let pool = self.pool_mut(place.tier, place.group);
         pool.queued += 1;
-        let ends = pool.classes.get_mut(&priority);
+        pool.now = pool.now.wrapping_add(1);
+        let now = pool.now;
+        let ends = pool.classes.get_mut(&class);
         let before = match ends {
             Some(ends) => Some(std::mem::replace(&mut ends.last, id)),
             None => {
-                pool.classes.insert(priority, Ends { first: id, last: id });
+                pool.classes.insert(class, Ends { first: id, last: id });
                 None
             }
         };
@@ -409,12 +441,27 @@ impl Pages {
             self.page_mut(before).next = Some(id);
         }
         let page = self.page_mut(id);
-        (page.queued, page.prev, page.next) = (true, before, None);
+        page.set(Page::QUEUED, true);
+        (page.queued_at, page.prev, page.next) = (now, before, None);
+    }
+
+    /// The page is worth something else from now on.
+    pub fn set_class(&mut self, id: PageId, class: Class) {
+        if self.get(id).class == class {
+            return;
+        }
+        let was_queued = self.is_queued(id);
+        self.unqueue(id);
+        self.page_mut(id).class = class;
+        if was_queued {
+            self.requeue(id);
+        }
     }
 
     fn unqueue(&mut self, id: PageId) {
-        let Page { queued, claimed, place, priority, prev, next, .. } = self.slab[id.index()];
-        if !queued {
+        let page = self.slab[id.index()];
+        let Page { place, class, prev, next, .. } = page;
+        if !page.is(Page::QUEUED) {
             return;
         }
         if let Some(prev) = prev {
@@ -425,49 +472,61 @@ impl Pages {
         }
         let pool = self.pool_mut(place.tier, place.group);
         pool.queued -= 1;
-        pool.claimed -= u32::from(claimed);
-        match (prev, next, pool.classes.get_mut(&priority)) {
+        pool.claimed -= u32::from(page.is_claimed());
+        match (prev, next, pool.classes.get_mut(&class)) {
             (None, None, _) => {
-                pool.classes.remove(&priority);
+                pool.classes.remove(&class);
             }
             (None, Some(next), Some(ends)) => ends.first = next,
             (Some(prev), None, Some(ends)) => ends.last = prev,
             _ => {}
         }
         let page = self.page_mut(id);
-        (page.queued, page.claimed, page.prev, page.next) = (false, false, None, None);
+        page.set(Page::QUEUED | Page::CLAIMED, false);
+        (page.prev, page.next) = (None, None);
     }
 
     pub fn is_queued(&self, id: PageId) -> bool {
-        self.get(id).queued
+        self.get(id).is(Page::QUEUED)
     }
 
     /// Victims pass over the page until it is let go; nothing for a page that is in no queue.
     pub fn claim(&mut self, id: PageId, claimed: bool) {
         let page = self.page_mut(id);
-        if !page.alive || !page.queued || page.claimed == claimed {
+        if !page.is(Page::ALIVE) || !page.is(Page::QUEUED) || page.is_claimed() == claimed {
             return;
         }
-        page.claimed = claimed;
+        page.set(Page::CLAIMED, claimed);
         let place = page.place;
         let pool = self.pool_mut(place.tier, place.group);
         pool.claimed = if claimed { pool.claimed + 1 } else { pool.claimed - 1 };
     }
 
-    /// Pages in the order in which they go: lower classes first, least recent first.
+    /// Pages in the order in which they go, among them those that are about to be queued.
+    pub fn order<'a>(&'a self, tier: u8, group: u8, coming: impl Iterator<Item = Coming>) -> Order<'a> {
+        let pool = self.pool(tier, group);
+        let firsts = pool.classes.iter().map(|(class, ends)| (*class, ends.first));
+        Order::new(self, pool.slots, pool.now, firsts, coming)
+    }
+
+    /// When a page of a pool was queued, as its order sees it.
+    pub fn queued_at(&self, id: PageId) -> u32 {
+        self.get(id).queued_at
+    }
+
+    /// Pages in the order in which they go.
     pub fn victims(&self, tier: u8, group: u8) -> impl Iterator<Item = PageId> {
-        let classes = self.pool(tier, group).classes.keys().copied();
-        classes.flat_map(move |class| self.victims_of(tier, group, class))
+        self.order(tier, group, std::iter::empty()).filter_map(|next| next.page())
     }
 
-    pub fn classes(&self, tier: u8, group: u8) -> impl Iterator<Item = u8> {
-        self.pool(tier, group).classes.keys().copied()
-    }
-
-    pub fn victims_of(&self, tier: u8, group: u8, class: u8) -> impl Iterator<Item = PageId> {
-        let first = self.pool(tier, group).classes.get(&class).map(|ends| ends.first);
-        let pages = std::iter::successors(first, |id| self.get(*id).next);
-        pages.filter(|id| !self.get(*id).claimed)
+    /// The page that goes next.
+    pub fn victim(&self, tier: u8, group: u8) -> Option<PageId> {
+        let pool = self.pool(tier, group);
+        // Most pools have one class: nothing to compare.
+        match (pool.classes.len(), pool.claimed) {
+            (1, 0) => pool.classes.values().next().map(|ends| ends.first),
+            _ => self.victims(tier, group).next(),
+        }
     }
 
     pub fn check(&self) -> Result<(), Violation> {
@@ -484,13 +543,13 @@ impl Pages {
                 }
                 None => return Err(Violation::new("11.2", format!("{:?} of {id:?} is in no pool", page.place))),
             }
-            if page.locks > 0 && (page.place.tier != 0 || page.queued) {
+            if page.locks > 0 && (page.place.tier != 0 || page.is(Page::QUEUED)) {
                 return Err(Violation::new("11.3", format!("{id:?} is locked: {page:?}")));
             }
-            if page.queued != self.is_evictable(id) || page.claimed {
+            if page.is(Page::QUEUED) != self.is_evictable(id) || page.is_claimed() {
                 return Err(Violation::new("11.4", format!("{id:?}: {page:?}")));
             }
-            if page.holders == 0 && (page.node.is_none() || !page.committed) {
+            if page.holders == 0 && (page.node.is_none() || !page.is_committed()) {
                 return Err(Violation::new("11.5", format!("{id:?} is nobody's: {page:?}")));
             }
         }

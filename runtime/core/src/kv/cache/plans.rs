@@ -130,7 +130,7 @@ impl Store {
     /// One more plan names the page. Tells this page from a later one of the same id.
     fn mark(&mut self, page: PageId) -> u64 {
         self.uses += 1;
-        self.pages.set_planned(page, true);
+        self.set_planned(page, true);
         let new = Mark { serial: self.uses, plans: 0, used: 0, user: None, used_by_other: 0 };
         let mark = self.marks.entry(page).or_insert(new);
         mark.plans += 1;
@@ -144,8 +144,16 @@ impl Store {
         if mark.plans > 0 {
             return None;
         }
-        self.pages.set_planned(page, false);
+        self.set_planned(page, false);
         self.marks.remove(&page)
+    }
+
+    fn set_planned(&mut self, page: PageId, planned: bool) {
+        self.pages.set_planned(page, planned);
+        let (node, life_cycle) = (self.pages.get(page).node, self.pages.get(page).life_cycle);
+        if let Some(node) = node {
+            self.rank_page(node, life_cycle);
+        }
     }
 
     /// A plan that named the page was dropped. The last one takes the page along, if nobody uses or wants it.
@@ -211,7 +219,7 @@ impl Store {
             }
         }
         for (page, mark) in &self.marks {
-            let there = self.pages.is_alive(*page) && self.pages.get(*page).planned;
+            let there = self.pages.is_alive(*page) && self.pages.get(*page).is_planned();
             if !there || named.get(page) != Some(&mark.plans) {
                 return Err(Violation::new(
                     "11.11",
@@ -219,7 +227,7 @@ impl Store {
                 ));
             }
         }
-        match self.pages.iter().find(|(id, page)| page.planned && !self.marks.contains_key(id)) {
+        match self.pages.iter().find(|(id, page)| page.is_planned() && !self.marks.contains_key(id)) {
             Some((id, _)) => Err(Violation::new("11.11", format!("{id:?} counts as planned, but has no mark"))),
             None => Ok(()),
         }

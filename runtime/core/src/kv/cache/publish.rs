@@ -112,7 +112,7 @@ impl Sequence {
                 let owned = self.owned(block as u32, life_cycle).map(|owned| owned.page);
                 let lost = |page: &PageId| {
                     let page = store.pages.get(*page);
-                    page.committed && page.node.is_none()
+                    page.is_committed() && page.node.is_none()
                 };
                 if let Some(page) = owned.filter(lost) {
                     store.link(node, life_cycle, page, store.block_tokens());
@@ -131,7 +131,7 @@ impl Sequence {
     }
 
     fn unpublished(&self, store: &Store, block: u32, life_cycle: u8) -> Option<Owned> {
-        self.owned(block, life_cycle).filter(|owned| !store.pages.get(owned.page).committed)
+        self.owned(block, life_cycle).filter(|owned| !store.pages.get(owned.page).is_committed())
     }
 
     /// Puts the block that is not full into the tree.

@@ -3,7 +3,8 @@
 //! Scopes share no pages, so each pays for its own. Pages in use count, but are never refused. A scope that is over its
 //! quota loses droppable pages of its own, and nobody else loses any for it.
 
-use super::config::PPM;
+use super::config::{Eviction, PPM};
+use super::order::{Class, bonus};
 use super::pages::{PageId, Pages, State};
 use super::sequence::Sequence;
 use super::store::Store;
@@ -12,8 +13,9 @@ use crate::kv::identity::Scope;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// When a page goes, compared with others of its scope: by class, lower tiers first, least recent first.
-type Rank = (u8, Reverse<u8>, u64, PageId);
+/// When a page goes, compared with others of its scope: by use, lower tiers first, by what it saves and how recent it is. Where
+/// pages go one by one, by priority instead.
+type Rank = (u16, Reverse<u8>, u64, PageId);
 
 /// A page that counts.
 #[derive(Clone, Copy, Debug)]
@@ -42,10 +44,11 @@ pub(super) struct Quotas {
     /// Accounts that have got more, or droppable, pages since they were last looked at.
     grown: BTreeSet<(Scope, u8)>,
     stamps: u64,
+    by_end_points: bool,
 }
 
 impl Quotas {
-    pub fn new(tiers: &[Vec<u32>], quota_ppm: u32) -> Self {
+    pub fn new(tiers: &[Vec<u32>], quota_ppm: u32, eviction: Eviction) -> Self {
         let groups = tiers.first().map_or(0, Vec::len);
         let all = |group: usize| tiers.iter().map(|slots| u64::from(slots[group])).sum::<u64>();
         let share = |slots: u64| (slots * u64::from(quota_ppm) / u64::from(PPM)) as u32;
@@ -55,6 +58,7 @@ impl Quotas {
             accounts: BTreeMap::new(),
             grown: BTreeSet::new(),
             stamps: 0,
+            by_end_points: eviction == Eviction::EndPoints,
         }
     }
 
@@ -78,7 +82,7 @@ impl Quotas {
     }
 
     /// The page became the most recent one of its class on a tier, or is not droppable any more.
-    pub fn set_droppable(&mut self, page: PageId, at: Option<(u8, u8)>) {
+    pub fn set_droppable(&mut self, page: PageId, at: Option<(Class, u8)>) {
         let Some(charge) = self.charges.get_mut(&page) else { return };
         let key = (charge.scope, charge.group);
         let Some(account) = self.accounts.get_mut(&key) else { return };
@@ -87,11 +91,20 @@ impl Quotas {
         }
         if let Some((class, tier)) = at {
             self.stamps += 1;
-            let rank = (class, Reverse(tier), self.stamps, page);
+            let (first, bonus) = match self.by_end_points {
+                true => (class.rank(), bonus(class.step(), self.pages_max[usize::from(charge.group)])),
+                false => (u16::from(class.priority()), 0),
+            };
+            let rank = (first, Reverse(tier), self.stamps + bonus, page);
             charge.rank = Some(rank);
             account.droppable.insert(rank);
             self.grown.insert(key);
         }
+    }
+
+    /// Every account was looked at.
+    pub fn is_kept(&self) -> bool {
+        self.grown.is_empty()
     }
 
     /// The page that goes next where the account, with so many pages more, were over its quota.

@@ -417,7 +417,7 @@ impl Sequence {
             for block in first..range.end.min(self.blocks()) {
                 let Some(owned) = self.owned(block, life_cycle) else { continue };
                 let keeps =
-                    one.is_published() && !store.pages.get(owned.page).committed && self.keeps_for_commit(store);
+                    one.is_published() && !store.pages.get(owned.page).is_committed() && self.keeps_for_commit(store);
                 stale.push((self.row(block, life_cycle), if keeps { Stale::Keep } else { Stale::Go }));
             }
         }
@@ -530,7 +530,7 @@ fn foresee_release(store: &mut Store, owned: Owned, change: &mut Change, claimed
     claimed.push(owned.page);
     let (tier, group) = (page.place.tier, page.place.group);
     match page.node {
-        Some(_) => change.queued.push(Queued { tier, group, priority: page.priority, held: false }),
+        Some(_) => change.queued.push(Queued { tier, group, class: page.class, held: false }),
         None => change.freed.push((tier, group)),
     }
 }
@@ -539,6 +539,6 @@ fn foresee_unlock(store: &Store, owned: Owned, change: &mut Change) {
     let page = store.pages.get(owned.page);
     let (tier, group) = (page.place.tier, page.place.group);
     if owned.locked && page.locks() == 1 && tier < store.pages.last_tier() {
-        change.queued.push(Queued { tier, group, priority: page.priority, held: true });
+        change.queued.push(Queued { tier, group, class: page.class, held: true });
     }
 }

@@ -12,6 +12,7 @@ use super::plans::Mark;
 use super::quota::Quotas;
 use super::reuse::{Coverage, Match};
 use super::tree::{NodeId, NodeRef, Tree};
+use super::worth::Worth;
 use crate::ids::TokenId;
 use crate::kv::identity::Scope;
 use serde::{Deserialize, Serialize};
@@ -75,6 +76,7 @@ pub(super) struct Store {
     /// Counts plans' pages and their uses: what comes later has a higher number.
     pub uses: u64,
     pub ends: EndPoints,
+    pub worth: Option<Box<Worth>>,
     pub log: Log,
 }
 
@@ -85,7 +87,8 @@ impl Store {
             let floor = pages.floor(0, life_cycle.group) + 1;
             pages.set_floor(life_cycle.group, floor.min(pages.slots(0, life_cycle.group)));
         }
-        pages.quotas = config.scope_quota_ppm.map(|quota_ppm| Box::new(Quotas::new(&config.tiers, quota_ppm)));
+        pages.quotas =
+            config.scope_quota_ppm.map(|quota_ppm| Box::new(Quotas::new(&config.tiers, quota_ppm, config.eviction)));
         Self {
             pages,
             tree: Tree::new(config.block_tokens, config.life_cycles.len(), config.events.is_some()),
@@ -94,6 +97,7 @@ impl Store {
             attention: Members::of(&config, |one| !one.is_state()),
             published: Members::of(&config, LifeCycle::is_published),
             ends: EndPoints::new(&config),
+            worth: Worth::new(&config),
             log: Log::new(&config),
             config,
             marks: BTreeMap::new(),
@@ -202,7 +206,7 @@ impl Store {
     pub fn allocate(&mut self, life_cycle: u8, ordinal: u32, hint: Option<Hint>) -> PageId {
         let one = self.life_cycle(life_cycle);
         let (group, priority) = (one.group, one.class(ordinal, hint, self.config.block_tokens));
-        self.pages.allocate(life_cycle, group, priority)
+        self.pages.allocate(life_cycle, group, self.class_of_new(priority))
     }
 
     // -- linking and letting go
@@ -225,6 +229,7 @@ impl Store {
         }
         self.tree.set_link(node, usize::from(life_cycle), Some(page));
         self.pages.set_covered(page, node, covered);
+        self.rank_page(node, life_cycle);
         self.log_stored(page);
         self.touched(node, Touched::Gained(life_cycle));
     }
@@ -238,7 +243,7 @@ impl Store {
     }
 
     pub fn free_page(&mut self, page: PageId) {
-        if self.pages.get(page).planned {
+        if self.pages.get(page).is_planned() {
             self.marks.remove(&page);
         }
         self.pages.free_page(page);
@@ -327,16 +332,22 @@ impl Store {
 
     /// Removes blocks and roots that hold nothing. Called when no one is walking the tree.
     pub fn sweep(&mut self) {
-        self.keep_quotas();
-        while let Some(reference) = self.bare.pop() {
-            let mut next = self.tree.resolve(reference);
-            while let Some(node) = next.filter(|node| self.tree.is_leaf(*node) && self.is_without_pages(*node)) {
-                next = self.tree.parent(node);
-                self.leaves(node);
-                self.take_out(node);
+        loop {
+            self.keep_quotas();
+            while let Some(reference) = self.bare.pop() {
+                let mut next = self.tree.resolve(reference);
+                while let Some(node) = next.filter(|node| self.tree.is_leaf(*node) && self.is_without_pages(*node)) {
+                    next = self.tree.parent(node);
+                    self.leaves(node);
+                    self.take_out(node);
+                }
+            }
+            self.settle();
+            // Pages that are worth something else now are looked at again by their quotas.
+            if self.pages.quotas.as_ref().is_none_or(|quotas| quotas.is_kept()) {
+                return;
             }
         }
-        self.settle();
     }
 }
 

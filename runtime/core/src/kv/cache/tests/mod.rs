@@ -14,9 +14,10 @@ mod reuse;
 mod sizing;
 mod tiers;
 mod tree;
+mod worth;
 
 use super::lifecycle::{LifeCycle, Policy, Priority, Retention};
-use super::{After, Commits, Config, Copy, Manager, Opened, PPM, SequenceId};
+use super::{After, Config, Copy, Manager, Opened, SequenceId};
 use crate::ids::{ConversationKey, TokenId};
 use crate::kv::identity::Scope;
 use std::num::NonZeroU32;
@@ -36,22 +37,7 @@ fn required(retention: Retention, group: u8) -> LifeCycle {
 }
 
 fn config(block_tokens: u32, life_cycles: Vec<LifeCycle>, tiers: Vec<Vec<u32>>) -> Config {
-    let recurrent = life_cycles.iter().any(LifeCycle::is_state);
-    Config {
-        block_tokens: some(block_tokens),
-        life_cycles,
-        tiers,
-        commits: if recurrent { Commits::EndPoints } else { Commits::EveryBlock },
-        utilisation_ppm_max: PPM,
-        partial_reuse: true,
-        match_backoff_tokens: 0,
-        turns_max: 1,
-        conversations_max: 100,
-        conversation_ttl_us: None,
-        scope_quota_ppm: None,
-        endpoint_rewind_tokens: 0,
-        events: None,
-    }
+    Config { conversations_max: 100, ..Config::new(some(block_tokens), life_cycles, tiers) }
 }
 
 /// `count` tokens from `first` on.
