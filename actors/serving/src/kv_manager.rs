@@ -6,6 +6,7 @@ use crate::{RankAddresses, Surroundings, gpu_worker, queue};
 use serde::{Deserialize, Serialize};
 use starling_actors::{Actor, ActorError, Address, Context, Reply, SpanRecord};
 use starling_core::ids::{AttemptKey, RankId, RequestNumber, Round};
+use starling_core::kv::cache::rebalance;
 use starling_core::kv::{ConfigError, Effect, Explanation, Forget, Forgotten, Input, Manager};
 use starling_core::round::{Chain, PrefixMatch};
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub struct KvManager {
     queue: Address<queue::Message>,
     clock: Clock,
     wakeup: Wakeup,
+    /// Blocks of the pools, as last told to whoever reads the log.
+    proposed: Vec<u32>,
     effects: Vec<Effect>,
 }
 
@@ -45,9 +48,14 @@ impl KvManager {
     /// # Errors
     /// A pool that cannot hold anything; checked before the tree starts.
     pub fn new(around: &Surroundings, rank: RankId, addresses: RankAddresses) -> Result<Self, ConfigError> {
+        let mut manager = Manager::new(around.settings.kv.clone())?;
+        if let Some(pools) = &around.settings.kv_sizing {
+            manager.measure(rebalance::Config::default(), pools.clone());
+        }
         Ok(Self {
             rank,
-            manager: Manager::new(around.settings.kv.clone())?,
+            manager,
+            proposed: Vec::new(),
             addresses,
             queue: around.addresses.queue.clone(),
             clock: around.clock,
@@ -59,7 +67,14 @@ impl KvManager {
     /// Tells the worker, which shares this actor's supervisor and fate.
     fn answer(&mut self, context: &Context<'_, Message>) {
         let effects = std::mem::take(&mut self.effects);
-        let answer = gpu_worker::Message::Kv { effects, stats: self.manager.stats() };
+        let stats = self.manager.stats();
+        if stats.proposed != self.proposed {
+            self.proposed.clone_from(&stats.proposed);
+            let has: Vec<u32> = stats.pools.iter().map(|pool| pool.blocks_total).collect();
+            let (rank, proposed) = (self.rank, &self.proposed);
+            tracing::info!(%rank, ?has, ?proposed, "KV pools fit the load badly: see kv.pool-ratio, kv.sequence-tokens");
+        }
+        let answer = gpu_worker::Message::Kv { effects, stats };
         let _ = self.addresses.worker.tell(context.trace(), answer);
     }
 

@@ -2,6 +2,7 @@
 
 use starling_actors::NodeName;
 use starling_core::ids::{Incarnation, RankId};
+use starling_core::kv::cache::rebalance;
 use starling_core::view::{Seat, Seating};
 use starling_core::{batch, ingress as core_ingress, kv, placement, replica, round};
 use std::ops::Range;
@@ -22,6 +23,8 @@ pub struct Settings {
     pub batch: batch::Config,
     /// The KV managers, whose pools `batch` plans with.
     pub kv: kv::Config,
+    /// What their pools were sized for; each rank measures what it should have been.
+    pub kv_sizing: Option<rebalance::Pools>,
     pub replica: replica::Config,
     pub rounds: round::Config,
     pub ingress: core_ingress::Config,

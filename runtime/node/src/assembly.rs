@@ -204,6 +204,7 @@ fn settings(config: &Config, loaded: &Loaded) -> Result<Settings, MembersError> 
         prompt_wait_us: config.limits.prompt_wait.as_micros(),
         batch,
         kv: loaded.kv().clone(),
+        kv_sizing: loaded.kv_sizing().cloned(),
         replica: replica::Config {
             cap: config.engine.sequences_max,
             attempts_max: config.limits.attempts_max,

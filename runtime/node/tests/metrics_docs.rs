@@ -130,6 +130,7 @@ fn feed(metrics: &Metrics) -> Sight {
         conversations: 3,
         turns: 9,
         turns_unplanned: 2,
+        proposed: vec![70, 30],
         query_tokens: 80,
         hit_tokens: 40,
         evicted_blocks: 7,
@@ -228,6 +229,7 @@ fn reports_add_up() {
     assert_eq!(blocks.iter().sum::<f64>(), value("starling_kv_pool_blocks", &pool));
     assert_eq!(value("starling_kv_conversations", &[("rank", "1")]), 3.0);
     assert_eq!(value("starling_kv_turns_total", &[("rank", "1")]), 9.0);
+    assert_eq!(value("starling_kv_pool_blocks_proposed", &[("rank", "1"), ("life_cycle", "1")]), 30.0);
     assert_eq!(value("starling_kv_turns_unplanned_total", &[("rank", "1")]), 2.0);
     assert_eq!(value("starling_cancels_total", &[]), 8.0);
     assert_eq!(value("starling_cancel_steps_max", &[]), 1.0);

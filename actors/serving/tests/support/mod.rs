@@ -36,6 +36,7 @@ pub fn settings(ranks: u32, blocks: u32) -> Settings {
             kv: kv.shape(),
         },
         kv,
+        kv_sizing: None,
         replica: replica::Config {
             cap: 8,
             attempts_max: 10,

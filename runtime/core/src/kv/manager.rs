@@ -2,6 +2,7 @@
 
 use super::cache::checkpoint::{Publishing, Tail};
 use super::cache::lifecycle::Retention;
+use super::cache::rebalance::{self, Pools, Rebalancer};
 use super::cache::{self, After, Copy, Forgotten, Missed, Opened, PPM, SequenceId, Turn, Why};
 use super::record::{Ended, Explanation, Forget};
 use super::{Config, ConfigError, Copies, Effect, Ignored, Input, Pool, PoolStats, Rebased, Released, Reservation};
@@ -85,6 +86,7 @@ pub struct Manager {
     opened: u64,
     counts: Stats,
     ended: Ended,
+    measured: Option<Rebalancer>,
 }
 
 impl Manager {
@@ -101,9 +103,24 @@ impl Manager {
             opened: 0,
             counts: Stats::default(),
             ended: Ended::default(),
+            measured: None,
             shape,
             config,
         })
+    }
+
+    /// Measures what is needed of the pools from now on, against what they were sized for: [`Stats::proposed`] says what they
+    /// should be instead. Nobody changes them while a rank runs.
+    pub fn measure(&mut self, config: rebalance::Config, pools: Pools) {
+        self.measured = Some(Rebalancer::new(config, pools));
+    }
+
+    fn propose(&mut self, now_us: u64) {
+        let Some(measured) = &mut self.measured else { return };
+        let current = &self.config.cache.tiers;
+        if let Some(device) = measured.propose(now_us, current).and_then(|tiers| tiers.into_iter().next()) {
+            self.counts.proposed = device;
+        }
     }
 
     /// Takes one input and appends what follows from it. Total: what makes no sense is `Ignored`.
@@ -117,7 +134,10 @@ impl Manager {
             }
             Input::Grow { attempt, tokens } => self.grow(attempt, tokens, out),
             Input::Commit { attempt, tokens, computed } => self.commit(attempt, tokens, computed, out),
-            Input::Release { attempt, why } => self.release(attempt, why, out),
+            Input::Release { attempt, why } => {
+                self.release(attempt, why, out);
+                self.propose(now_us);
+            }
             Input::Clear => self.clear(out),
         }
     }
@@ -349,6 +369,9 @@ impl Manager {
         self.promise(key);
         self.counts.query_tokens += u64::from(length);
         self.counts.hit_tokens += u64::from(reused);
+        if let Some(measured) = &mut self.measured {
+            measured.created(reused);
+        }
         let stops = match self.config.publishing {
             Publishing::AllReusable => Vec::new(),
             _ if self.shape.has_states() => ends.into_iter().collect(),
@@ -554,6 +577,9 @@ impl Manager {
                 // It begins again with the next reservation. If the conversation was forgotten, there is nothing to abandon.
                 Released::Preempted | Released::Failed => _ = self.cache.abandon_turn(conversation, id),
             }
+        }
+        if let (Some(measured), Some(at)) = (&mut self.measured, self.cache.standing(id)) {
+            measured.closed(at.capacity, at.history);
         }
         self.cache.close(id);
         if let Some(attempt) = self.attempts.remove(&key) {

@@ -1,5 +1,8 @@
 //! Rules of the manager one by one, then random operations.
 
+use super::cache::rebalance::{self, Pools};
+use super::cache::sizing::demand::{Demand, Retained};
+use super::cache::sizing::{Tier, Workload};
 use super::identity::truncated_chain;
 use super::*;
 use crate::ids::{Attempt, Incarnation, RequestKey};
@@ -537,4 +540,36 @@ proptest! {
             prop_assert_eq!((pool.blocks_held, pool.blocks_free + pool.blocks_reusable), (0, pool.blocks_total));
         }
     }
+}
+
+#[test]
+fn a_rank_says_what_its_pools_should_have_been() {
+    let mut kv = manager_of(&[(Retention::Full, 400), (window(8), 40)]);
+    let workload = Workload {
+        block_tokens: some(T),
+        sequence_tokens: 200,
+        requests: 2,
+        step_tokens_max: 16,
+        extra_tokens: 0,
+        draft_tokens: 0,
+        system_prompt_tokens: 0,
+    };
+    let demand = Demand {
+        workload,
+        retained: Retained { tokens: 200, turns: 1, end_points: Some(2), snapshots: Snapshots::default() },
+        sequence_tokens_max: TOKENS_MAX,
+        suspended_requests: 0,
+        reserved_states: 0,
+    };
+    let life_cycles = kv.config().cache.life_cycles.clone();
+    let sizes = vec![vec![100], vec![100]];
+    let pools = Pools { life_cycles, sizes, tiers: vec![Tier { bytes: 44_000, granularity: 1 }], demand };
+    kv.measure(rebalance::Config { samples_min: 20, interval: 10, ..rebalance::Config::default() }, pools);
+    for at in 0..20 {
+        assert_eq!(kv.stats().proposed, Vec::<u32>::new(), "after {at} sequences");
+        turn_of(&mut kv, None, &(1000 * at..1000 * at + 24).collect::<Vec<u32>>(), 16);
+    }
+    // Six blocks of full attention a conversation, and as many of the window.
+    let proposed = kv.stats().proposed;
+    assert!(proposed[0] < 300 && proposed[1] > 140 && proposed[0] + proposed[1] <= 440, "{proposed:?}");
 }

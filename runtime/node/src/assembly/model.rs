@@ -8,6 +8,7 @@ use crate::text::{TextError, TextModel};
 use starling_actors::ActorError;
 use starling_core::ids::{RankId, TokenId};
 use starling_core::kv;
+use starling_core::kv::cache::rebalance;
 use starling_gpu::Backend;
 use starling_gpu::check::Bounds;
 use starling_gpu::cpu::{CpuBackend, CpuConfig};
@@ -41,6 +42,7 @@ pub struct Loaded {
     sizes: ModelConfig,
     groups: Vec<LayerGroup>,
     kv: kv::Config,
+    kv_sizing: Option<rebalance::Pools>,
     owned_by: String,
     /// `None` for the engine that computes nothing.
     weights: Option<Arc<Model>>,
@@ -69,8 +71,10 @@ impl Loaded {
             config::Arithmetic::Exact => Arithmetic::Exact,
         };
         let groups = sizes.life_cycles(arithmetic, config.engine.block_tokens);
-        let kv = pools::manager(config, &groups, context_tokens(config, sizes.context))?;
-        let mut loaded = Self { text: Arc::new(text), sizes, groups, kv, owned_by, weights: None };
+        let context = context_tokens(config, sizes.context);
+        let kv = pools::manager(config, &groups, context)?;
+        let kv_sizing = pools::sized_for(config, &groups, context)?;
+        let mut loaded = Self { text: Arc::new(text), sizes, groups, kv, kv_sizing, owned_by, weights: None };
         if config.engine.kind == EngineKind::Cpu {
             loaded.weights = Some(Arc::new(Model::load(&source, arithmetic)?));
         }
@@ -82,9 +86,15 @@ impl Loaded {
         &self.kv
     }
 
+    /// What the pools of one rank were sized for.
+    pub fn kv_sizing(&self) -> Option<&rebalance::Pools> {
+        self.kv_sizing.as_ref()
+    }
+
     /// Gives each pool so many blocks, whatever memory they take.
     pub fn set_blocks(&mut self, blocks: u32) {
         self.kv.cache.tiers = vec![vec![blocks; self.groups.len()]];
+        self.kv_sizing = None;
     }
 
     /// What a backend of this model must be given.

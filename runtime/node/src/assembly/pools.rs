@@ -4,6 +4,7 @@ use crate::config::{Config, ReusePolicy};
 use starling_core::batch::ahead_tokens;
 use starling_core::kv::cache::checkpoint::Publishing;
 use starling_core::kv::cache::lifecycle::{LifeCycle, Retention};
+use starling_core::kv::cache::rebalance;
 use starling_core::kv::cache::sizing::demand::{Demand, Retained};
 use starling_core::kv::cache::sizing::{PlanError, Request, SlotSizes, Tier, Workload, plan};
 use starling_core::kv::cache::{Commits, PPM};
@@ -70,6 +71,19 @@ pub fn manager(config: &Config, groups: &[LayerGroup], context: u32) -> Result<k
     cache.endpoint_rewind_tokens = rewind;
     manager.validate()?;
     Ok(manager)
+}
+
+/// What the pools are sized for, to be compared with what is measured; `None` where there is one pool only.
+///
+/// # Errors
+/// As [`manager`].
+pub fn sized_for(config: &Config, groups: &[LayerGroup], context: u32) -> Result<Option<rebalance::Pools>, PoolsError> {
+    let block_tokens = NonZeroU32::new(config.engine.block_tokens).ok_or(PoolsError::NoBlockTokens)?;
+    let publishing = publishing(config, groups);
+    let memory = Memory { config, groups, context, block_tokens, publishing };
+    let demand = memory.demand()?;
+    let (life_cycles, sizes, tier) = memory.pools();
+    Ok((groups.len() > 1).then(|| rebalance::Pools { life_cycles, sizes, tiers: vec![tier], demand }))
 }
 
 /// What the configuration says, and else what serves the model's life cycles.
@@ -146,18 +160,24 @@ impl Memory<'_> {
             return Err(PoolsError::Ratio { found, life_cycles });
         }
         let demand = self.demand()?;
-        let life_cycles: Vec<LifeCycle> = self.groups.iter().map(|group| group.life_cycle.clone()).collect();
-        let sizes: Vec<SlotSizes> = self.groups.iter().map(|group| vec![group.page_bytes.max(1)]).collect();
+        let (life_cycles, sizes, tier) = self.pools();
         let request = Request {
             life_cycles: &life_cycles,
             sizes: &sizes,
-            // A backend allocates each pool as a whole, so no unit is lost.
-            tiers: &[Tier { bytes: self.config.engine.kv_memory.bytes(), granularity: 1 }],
+            tiers: &[tier],
             demand: &demand,
             method: kv.sizing.into(),
             ratio: kv.pool_ratio.as_deref(),
         };
         Ok(plan(&request)?.slots().remove(0))
+    }
+
+    fn pools(&self) -> (Vec<LifeCycle>, Vec<SlotSizes>, Tier) {
+        let one = |(at, group): (u8, &LayerGroup)| LifeCycle { group: at, ..group.life_cycle.clone() };
+        let life_cycles = (0u8..).zip(self.groups).map(one).collect();
+        let sizes = self.groups.iter().map(|group| vec![group.page_bytes.max(1)]).collect();
+        // A backend allocates each pool as a whole, so no unit is lost.
+        (life_cycles, sizes, Tier { bytes: self.config.engine.kv_memory.bytes(), granularity: 1 })
     }
 
     fn demand(&self) -> Result<Demand, PoolsError> {

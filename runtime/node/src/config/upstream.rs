@@ -43,12 +43,14 @@ enum Off {
     Never,
 }
 
+const PROPOSED: &str = "pools keep their sizes while a node runs; starling_kv_pool_blocks_proposed says which would fit, set kv.pool-ratio";
+
 /// Their names that have no key here: with the value that changes nothing they are accepted, and why others are not.
 const MISSING: [(&str, Off, &str); 18] = [
     ("enable_block_reuse", Off::Is(true), "prefixes are always reusable"),
     ("copy_on_partial_reuse", Off::Is(true), "blocks that are not full are always copied"),
     ("enable_swa_scratch_reuse", Off::Is(false), "blocks out of a window have memory until a step is over"),
-    ("enable_kv_pool_rebalance", Off::Is(false), "pools keep their sizes while a node runs; set kv.pool-ratio"),
+    ("enable_kv_pool_rebalance", Off::Is(false), PROPOSED),
     ("use_kv_cache_manager_v2", Off::Is(true), "there is no other manager"),
     ("periodic_snapshot_interval", Off::Zero, NO_PERIODIC),
     ("mamba_state_config.periodic_snapshot_interval", Off::Zero, NO_PERIODIC),

@@ -149,6 +149,9 @@ impl Metrics {
                 }
                 metrics.kv_pool_blocks.with([&rank, &life_cycle]).set(i64::from(pool.blocks_total));
             }
+            for (life_cycle, blocks) in kv.proposed.iter().enumerate() {
+                metrics.kv_pool_blocks_proposed.with([&rank, &life_cycle.to_string()]).set(i64::from(*blocks));
+            }
             metrics.kv_conversations.with([&rank]).set(i64::from(kv.conversations));
             metrics.rank_running.with([&rank]).set(i64::from(batch.running));
             metrics.rank_waiting.with([&rank]).set(i64::from(batch.waiting));

@@ -174,6 +174,8 @@ metrics! {
         "KV blocks by state: free, reusable (a prefix that nobody uses) or held. They add up to starling_kv_pool_blocks.");
     kv_pool_blocks: Labelled<Gauge, 2> = |r| r.gauge("starling_kv_pool_blocks", ["rank", "life_cycle"],
         "KV blocks of a rank, by life cycle: layers that keep the same of a sequence, as all with one sliding window.");
+    kv_pool_blocks_proposed: Labelled<Gauge, 2> = |r| r.gauge("starling_kv_pool_blocks_proposed", ["rank", "life_cycle"],
+        "KV blocks that a rank's pools should have by the lengths that it measured, from when they are far from what they have.");
     kv_conversations: Labelled<Gauge, 1> = |r| r.gauge("starling_kv_conversations", ["rank"],
         "Conversations whose end points a rank keeps, or that have a turn under way there.");
     kv_turns: Labelled<Counter, 1> = |r| r.counter("starling_kv_turns", ["rank"],
