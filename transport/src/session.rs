@@ -112,7 +112,8 @@ impl Session {
         port.set_up();
         handler.up(&link);
         self.spawn(heartbeat);
-        let (reason, code) = self.live(life).await;
+        // Who closes the mesh waits for every `life` to be dropped, and this one only is when the peer was told why.
+        let (reason, code) = self.live(life.clone()).await;
         port.end(reason);
         // The first reason stands, and it may have come from elsewhere just before.
         let reason = port.end_reason().cloned().unwrap_or(DownReason::Closed);

@@ -60,6 +60,8 @@ async fn events_of_links_come_in_order_beginning_with_those_that_are_up<F: Fabri
     expect(&mut lines, &["b up"]).await;
     two.fabric.cut("a", "b").await;
     expect(&mut lines, &["b down"]).await;
+    // Else b could be asked to close with the old link for the new one, which has not come up there.
+    two.are_apart().await;
     two.fabric.heal("a", "b").await;
     expect(&mut lines, &["b up"]).await;
     until("b is linked", || two.b.links().len() == 1).await;
