@@ -184,10 +184,24 @@ impl Store {
     /// # Cost
     /// A logarithmic number of look-ups, and those of the windows' blocks: a block that is there has all before it.
     pub fn reusable_on_chain(&self, chain: &[u64]) -> u32 {
-        let there = chain.partition_point(|key| self.tree.named(*key).is_some());
+        let there = self.blocks_there(chain);
         let tokens = (there as u32).saturating_mul(self.block_tokens());
         let matching = self.matching(tokens.saturating_sub(self.config.match_backoff_tokens));
         matching.reusable(&OnChain { store: self, chain: &chain[..there] })
+    }
+
+    /// How many blocks of a chain are there. A turn mostly adds a few blocks to what is known, so it is looked for from the end.
+    fn blocks_there(&self, chain: &[u64]) -> usize {
+        let is_there = |key: &u64| self.tree.named(*key).is_some();
+        let (mut end, mut step) = (chain.len(), 1);
+        while end > 0 {
+            let from = end.saturating_sub(step);
+            if is_there(&chain[from]) {
+                return from + 1 + chain[from + 1..end].partition_point(is_there);
+            }
+            (end, step) = (from, step * 2);
+        }
+        0
     }
 
     fn matching(&self, tokens: u32) -> Match<'_> {
