@@ -46,7 +46,7 @@ async fn a_client_that_leaves_frees_the_blocks_of_another_node() {
     let cluster = Cluster::start(2, 1, SLOW).await;
     let held = async || {
         let metrics = cluster.client(1).metrics().await;
-        (metrics.sum("starling_kv_blocks", &[("rank", "1"), ("state", "held")]), metrics)
+        (metrics.sum("starling_kv_blocks", &[("rank", "0"), ("state", "held")]), metrics)
     };
     let chat = Chat { max_tokens: 3000, rank: Some(1), ..Chat::new("a", OPENING) };
     let stream = cluster.client(0).stream(&chat).await;

@@ -183,7 +183,7 @@ pub(crate) fn report(
         MemberReport {
             name: member.name.to_string(),
             incarnation: life.map_or_else(String::new, |member| format!("{:016x}", member.incarnation.0)),
-            ranks: settings.ranks_of(seat).collect(),
+            ranks: life.map_or_else(Vec::new, |member| member.ranks.iter().map(|rank| rank.0).collect()),
             state,
             completed: (seat == settings.seat()).then_some(machine.completed().0),
             last_heard_ms: last_heard.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),

@@ -36,13 +36,13 @@ impl Serving {
     /// they end; those that have no blocks yet count as new ones.
     pub async fn forget(&self, what: Forget, within: Duration) -> ForgetReport {
         let trace = TraceContext::default();
-        let of_ranks =
-            ask_all(self.all_kvs(), trace, within, move |_, reply| kv_manager::Message::Forget { what, reply });
+        let (ids, kvs): (Vec<RankId>, Vec<_>) = self.all_kvs().into_iter().unzip();
+        let of_ranks = ask_all(kvs, trace, within, move |_, reply| kv_manager::Message::Forget { what, reply });
         let of_nodes =
             ask_all(self.all_ingresses(), trace, within, move |_, reply| ingress::Message::Forget { what, reply });
         let ((ranks, mut unanswered), (texts, silent)) = tokio::join!(of_ranks, of_nodes);
         unanswered.extend(silent);
-        let of_rank = |(index, forgotten)| RankForgotten { rank: RankId(index as u32), forgotten };
+        let of_rank = |(index, forgotten): (usize, _)| RankForgotten { rank: ids[index], forgotten };
         ForgetReport {
             ranks: ranks.into_iter().map(of_rank).collect(),
             texts: texts.into_iter().map(|(_, count): (usize, u64)| count as usize).sum(),

@@ -4,12 +4,12 @@ use crate::clock::Clock;
 use crate::observer::Observer;
 use crate::outlet::Outlet;
 use crate::wakeup::Wakeup;
-use crate::{Addresses, Backends, RankAddresses, Settings, ingress, kv_manager, router};
+use crate::{Addresses, Backends, LocalRank, RankAddresses, Settings, ingress, kv_manager, router};
 use serde::{Deserialize, Serialize};
 use starling_actors::{Actor, ActorError, Address, Context, SpanRecord, TraceContext};
 use starling_core::batch::{Batch, ConfigError, Effect, Frame, Input};
 use starling_core::fence::Expected;
-use starling_core::ids::{AttemptKey, Incarnation, RankId, RequestNumber, Round};
+use starling_core::ids::{AttemptKey, Incarnation, RequestNumber, Round};
 use starling_core::ingress::Prompt;
 use starling_core::kv;
 use starling_core::rejection::Rejection;
@@ -92,7 +92,7 @@ struct Traced {
 }
 
 pub struct GpuWorker {
-    rank: RankId,
+    rank: LocalRank,
     settings: Arc<Settings>,
     batch: Batch,
     lockstep: Lockstep,
@@ -115,7 +115,7 @@ pub struct GpuWorker {
 impl GpuWorker {
     /// # Errors
     /// Budgets that no sequence fits; checked before the tree starts.
-    pub fn new(rank: RankId, around: &crate::Surroundings, own: RankAddresses) -> Result<Self, ConfigError> {
+    pub fn new(rank: LocalRank, around: &crate::Surroundings, own: RankAddresses) -> Result<Self, ConfigError> {
         Ok(Self {
             rank,
             batch: Batch::new(around.settings.batch.clone())?,
@@ -215,6 +215,7 @@ impl GpuWorker {
             return;
         };
         traced.produced += frame.tokens.len();
+        let rank = self.addresses.traced(self.settings.seat(), self.rank);
         let now = SystemTime::now();
         let span = |name, start, attributes: Vec<(&'static str, starling_actors::AttributeValue)>| SpanRecord {
             parent: traced.trace,
@@ -232,7 +233,7 @@ impl GpuWorker {
                     traced.admitted,
                     vec![
                         ("starling.actor", "gpu_worker".into()),
-                        ("starling.rank", self.rank.0.into()),
+                        ("starling.rank", rank.into()),
                         ("starling.prompt_tokens", traced.prompt_tokens.into()),
                         ("starling.cached_tokens", frame.cached_tokens.into()),
                     ],
@@ -246,7 +247,7 @@ impl GpuWorker {
                 first_token,
                 vec![
                     ("starling.actor", "gpu_worker".into()),
-                    ("starling.rank", self.rank.0.into()),
+                    ("starling.rank", rank.into()),
                     ("starling.produced_tokens", traced.produced.into()),
                 ],
             ));
@@ -457,7 +458,7 @@ struct StepThread {
 static THREADS: AtomicU64 = AtomicU64::new(1);
 
 impl StepThread {
-    fn start(rank: RankId, backend: Box<dyn Backend>, worker: Address<Message>) -> std::io::Result<Self> {
+    fn start(rank: LocalRank, backend: Box<dyn Backend>, worker: Address<Message>) -> std::io::Result<Self> {
         let id = THREADS.fetch_add(1, Ordering::Relaxed);
         // The planner has one step in flight at most.
         let (steps, inbox) = sync_channel(1);

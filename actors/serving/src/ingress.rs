@@ -145,8 +145,8 @@ impl Ingress {
                 }
             }
             Effect::Placed { ticket, rank, attempt } => {
-                let seat = self.settings.seat_of_rank(rank);
-                let node = seat.map_or("unknown", |seat| self.settings.name_of(seat)).into();
+                let place = self.addresses.directory.find(rank);
+                let node = place.map_or("unknown", |(seat, _)| self.settings.name_of(seat)).into();
                 self.send(ticket, StreamEvent::Placed(Placed { node, rank, attempt: attempt.0 }));
             }
             Effect::Tokens { ticket, tokens, cached_tokens } => {
@@ -168,7 +168,7 @@ impl Ingress {
     /// To the rank, wherever it is. A prompt to another node that has no credit waits for it on its own.
     fn prompt(&mut self, context: &mut Context<'_, Message>, trace: TraceContext, rank: RankId, prompt: Prompt) {
         let attempt = prompt.attempt;
-        let here = self.settings.own_ranks().contains(&rank.0);
+        let here = self.addresses.directory.find(rank).is_some_and(|(seat, _)| seat == self.settings.seat());
         match self.addresses.worker(rank) {
             Some(worker) if here => {
                 if worker.tell(trace, gpu_worker::Message::Prompt(Box::new(prompt))).is_err() {

@@ -2,13 +2,14 @@
 
 use crate::clock::Clock;
 use crate::wakeup::Wakeup;
-use crate::{RankAddresses, Surroundings, gpu_worker, queue};
+use crate::{Addresses, LocalRank, RankAddresses, Surroundings, gpu_worker, queue};
 use serde::{Deserialize, Serialize};
-use starling_actors::{Actor, ActorError, Address, Context, Reply, SpanRecord};
-use starling_core::ids::{AttemptKey, RankId, RequestNumber, Round};
+use starling_actors::{Actor, ActorError, Context, Reply, SpanRecord};
+use starling_core::ids::{AttemptKey, RequestNumber, Round};
 use starling_core::kv::cache::rebalance;
 use starling_core::kv::{ConfigError, Effect, Explanation, Forget, Forgotten, Input, Manager};
-use starling_core::round::{Chain, PrefixMatch};
+use starling_core::round::Chain;
+use starling_core::view::Seat;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -33,10 +34,11 @@ pub enum Message {
 }
 
 pub struct KvManager {
-    rank: RankId,
+    rank: LocalRank,
     manager: Manager,
     addresses: RankAddresses,
-    queue: Address<queue::Message>,
+    cluster: Arc<Addresses>,
+    me: Seat,
     clock: Clock,
     wakeup: Wakeup,
     /// Blocks of the pools, as last told to whoever reads the log.
@@ -47,7 +49,7 @@ pub struct KvManager {
 impl KvManager {
     /// # Errors
     /// A pool that cannot hold anything; checked before the tree starts.
-    pub fn new(around: &Surroundings, rank: RankId, addresses: RankAddresses) -> Result<Self, ConfigError> {
+    pub fn new(around: &Surroundings, rank: LocalRank, addresses: RankAddresses) -> Result<Self, ConfigError> {
         let mut manager = Manager::new(around.settings.kv.clone())?;
         if let Some(pools) = &around.settings.kv_sizing {
             manager.measure(rebalance::Config::default(), pools.clone());
@@ -57,7 +59,8 @@ impl KvManager {
             manager,
             proposed: Vec::new(),
             addresses,
-            queue: around.addresses.queue.clone(),
+            cluster: Arc::clone(&around.addresses),
+            me: around.settings.seat(),
             clock: around.clock,
             wakeup: Wakeup::default(),
             effects: Vec::new(),
@@ -79,21 +82,22 @@ impl KvManager {
     }
 
     fn probe(&self, context: &Context<'_, Message>, round: Round, chains: &[(RequestNumber, Chain)]) {
-        let matched = |(number, chain): &(RequestNumber, Chain)| PrefixMatch {
-            number: *number,
-            rank: self.rank,
+        let matched = |(number, chain): &(RequestNumber, Chain)| {
             // A thinned chain stands for `stride` blocks a key.
-            tokens: self.manager.probe(&chain.hashes).saturating_mul(chain.stride),
+            (*number, self.manager.probe(&chain.hashes).saturating_mul(chain.stride))
         };
-        let matches = chains.iter().map(matched).filter(|m| m.tokens > 0).collect();
+        let matches = chains.iter().map(matched).filter(|(_, tokens)| *tokens > 0).collect();
         // A queue that is down starts a new cluster, which probes again.
-        let _ = self.queue.tell(context.trace(), queue::Message::Matches { round, matches });
+        let _ = self.cluster.queue.tell(context.trace(), queue::Message::Matches { rank: self.rank, round, matches });
     }
 
     fn reserve(&mut self, context: &Context<'_, Message>, input: Input) {
         let start = SystemTime::now();
         self.manager.handle(self.clock.now_us(), input, &mut self.effects);
-        let mut attributes = vec![("starling.actor", "kv_manager".into()), ("starling.rank", self.rank.0.into())];
+        let mut attributes = vec![
+            ("starling.actor", "kv_manager".into()),
+            ("starling.rank", self.cluster.traced(self.me, self.rank).into()),
+        ];
         match self.effects.last() {
             Some(Effect::Reserved { reservation, .. }) => {
                 let blocks: usize = reservation.tables.iter().map(|table| table.blocks.len()).sum();

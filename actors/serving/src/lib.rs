@@ -24,6 +24,7 @@
 pub mod api;
 mod clock;
 mod cluster;
+mod directory;
 mod everywhere;
 mod forget;
 mod gpu_worker;
@@ -41,6 +42,7 @@ mod stream;
 mod wakeup;
 
 pub use cluster::{ClusterReport, MemberReport, MemberState};
+pub use directory::LocalRank;
 pub use everywhere::Unanswered;
 pub use forget::{ForgetReport, RankForgotten, Texts};
 pub use observer::{IngressReport, NoObserver, Observer, RoundReport, RoundTiming};
@@ -52,6 +54,7 @@ pub use stream::{Completion, TokenStream};
 
 use clock::Clock;
 use cluster::Health;
+use directory::{Directory, Place};
 use starling_actors::{Address, Carrier, Node};
 use starling_core::ids::RankId;
 use starling_core::view::Seat;
@@ -68,10 +71,12 @@ pub(crate) struct Addresses {
     pub(crate) queues: Vec<Address<queue::Message>>,
     /// Each member's ingress.
     pub(crate) ingresses: Vec<Address<ingress::Message>>,
-    /// The workers of all ranks of the cluster, by id.
-    pub(crate) workers: Vec<Address<gpu_worker::Message>>,
-    /// The KV managers of all ranks of the cluster, by id.
-    pub(crate) kvs: Vec<Address<kv_manager::Message>>,
+    /// The workers of each member's ranks.
+    workers: Vec<Vec<Address<gpu_worker::Message>>>,
+    /// The KV managers of each member's ranks.
+    kvs: Vec<Vec<Address<kv_manager::Message>>>,
+    /// Which of them are in the view, and under which ids.
+    pub(crate) directory: Directory,
 }
 
 #[derive(Clone)]
@@ -91,18 +96,20 @@ mod schema {
     pub(super) const WORKER: u32 = 1;
 }
 
-fn worker_name(rank: u32) -> String {
-    format!("rank-{rank}/worker")
+fn worker_name(rank: LocalRank) -> String {
+    format!("{rank}/worker")
 }
 
-fn kv_name(rank: u32) -> String {
-    format!("rank-{rank}/kv")
+fn kv_name(rank: LocalRank) -> String {
+    format!("{rank}/kv")
 }
 
 impl Addresses {
     pub(crate) fn of(node: &Node, settings: &Settings) -> Self {
-        let rank =
-            |index: u32| RankAddresses { kv: node.address(&kv_name(index)), worker: node.address(&worker_name(index)) };
+        let rank = |rank: LocalRank| RankAddresses {
+            kv: node.address(&kv_name(rank)),
+            worker: node.address(&worker_name(rank)),
+        };
         let here = |seat: usize| seat == settings.me;
         let members = || settings.members.iter().enumerate();
         let queues = members().map(|(seat, member)| match here(seat) {
@@ -113,17 +120,19 @@ impl Addresses {
             true => node.address("ingress"),
             false => node.remote_schema(&member.name, "ingress", schema::INGRESS),
         });
-        let workers = members().flat_map(|(seat, member)| {
-            settings.ranks_of(Seat(seat as u32)).map(move |rank| match here(seat) {
+        let workers = members().map(|(seat, member)| {
+            let worker = |rank| match here(seat) {
                 true => node.address(&worker_name(rank)),
                 false => node.remote_schema(&member.name, &worker_name(rank), schema::WORKER),
-            })
+            };
+            member.ranks().map(worker).collect()
         });
-        let kvs = members().flat_map(|(seat, member)| {
-            settings.ranks_of(Seat(seat as u32)).map(move |rank| match here(seat) {
+        let kvs = members().map(|(seat, member)| {
+            let kv = |rank| match here(seat) {
                 true => node.address(&kv_name(rank)),
                 false => node.remote_schema(&member.name, &kv_name(rank), schema::KV),
-            })
+            };
+            member.ranks().map(kv).collect()
         });
         Self {
             queue: node.address("queue"),
@@ -134,6 +143,7 @@ impl Addresses {
             ingresses: ingresses.collect(),
             workers: workers.collect(),
             kvs: kvs.collect(),
+            directory: Directory::default(),
         }
     }
 
@@ -149,8 +159,19 @@ impl Addresses {
         }
     }
 
+    /// The worker of a rank of the view, and whether it is on this node.
     pub(crate) fn worker(&self, rank: RankId) -> Option<&Address<gpu_worker::Message>> {
-        self.workers.get(rank.0 as usize)
+        let (Seat(seat), LocalRank(local)) = self.directory.find(rank)?;
+        self.workers.get(seat as usize)?.get(local as usize)
+    }
+
+    /// What traces call a rank of this node: its id in the view, and -1 while there is none.
+    pub(crate) fn traced(&self, me: Seat, rank: LocalRank) -> i64 {
+        self.directory.of(me).get(rank.0 as usize).map_or(-1, |id| i64::from(id.0))
+    }
+
+    pub(crate) fn kv(&self, (Seat(seat), LocalRank(local)): Place) -> Option<&Address<kv_manager::Message>> {
+        self.kvs.get(seat as usize)?.get(local as usize)
     }
 }
 

@@ -1,7 +1,8 @@
 //! What the serving actors report to whoever measures. Called from the actors, so an implementation must be cheap.
 
+use crate::LocalRank;
 use starling_actors::NodeName;
-use starling_core::ids::{Epoch, RankId};
+use starling_core::ids::Epoch;
 use starling_core::rejection::Rejection;
 use starling_core::{batch, ingress, kv, replica};
 use std::time::Duration;
@@ -23,24 +24,24 @@ pub trait Observer: Send + Sync + 'static {
     fn rejected(&self, _rejection: &Rejection) {}
 
     /// A rank's newest state, after a step or a change of its blocks.
-    fn rank(&self, _rank: RankId, _batch: &batch::Stats, _kv: &kv::Stats) {}
+    fn rank(&self, _rank: LocalRank, _batch: &batch::Stats, _kv: &kv::Stats) {}
 
     /// A step of `tokens` tokens took `took`.
-    fn step(&self, _rank: RankId, _tokens: usize, _took: Duration) {}
+    fn step(&self, _rank: LocalRank, _tokens: usize, _took: Duration) {}
 
     /// The ingress' state after a change.
     fn ingress(&self, _report: &IngressReport) {}
 
     /// A prompt came for an attempt that was not placed here, or a placed one was lost.
-    fn fenced(&self, _rank: RankId) {}
+    fn fenced(&self, _rank: LocalRank) {}
 
-    fn lost(&self, _rank: RankId, _attempts: usize) {}
+    fn lost(&self, _rank: LocalRank, _attempts: usize) {}
 
     /// In lockstep: the rank had nothing to run in a round in which others had, and took part as a padded one.
-    fn padded(&self, _rank: RankId) {}
+    fn padded(&self, _rank: LocalRank) {}
 
     /// In lockstep: a round went on without the rank's step.
-    fn late(&self, _rank: RankId) {}
+    fn late(&self, _rank: LocalRank) {}
 }
 
 /// Reports nothing.

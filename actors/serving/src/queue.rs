@@ -3,15 +3,16 @@
 
 use crate::clock::Clock;
 use crate::cluster::{self, ClusterReport, Health, News, Pace, Watch};
+use crate::directory::Place;
 use crate::observer::{Observer, RoundTiming};
 use crate::stopwatch::Stopwatch;
 use crate::wakeup::Wakeup;
-use crate::{Addresses, Settings, Surroundings};
+use crate::{Addresses, LocalRank, Settings, Surroundings};
 use serde::{Deserialize, Serialize};
 use starling_actors::{Actor, ActorError, Context, LinkEvent, NodeName, Reply};
-use starling_core::ids::{Incarnation, RankId, Round};
+use starling_core::ids::{Incarnation, RankId, RequestNumber, Round};
 use starling_core::replica::Snapshot;
-use starling_core::round::{Applied, Entry, Input, PrefixMatch, RankSnapshot};
+use starling_core::round::{Applied, Entry, Input, PrefixMatch, RankSnapshot, View};
 use starling_core::view::{self, Change, Effect, Machine, Seat, Standstill};
 use std::sync::Arc;
 
@@ -26,9 +27,9 @@ pub enum Message {
     FromRank { entry: Option<Entry>, snapshot: RankSnapshot },
     #[serde(skip)]
     Applied(Applied),
-    /// From a local rank: what it could reuse of the requests that `round` named.
+    /// From a local rank: how many tokens it could reuse of the requests that `round` named.
     #[serde(skip)]
-    Matches { round: Round, matches: Vec<PrefixMatch> },
+    Matches { rank: LocalRank, round: Round, matches: Vec<(RequestNumber, u32)> },
     /// From the router: the replica's state, for members that join.
     #[serde(skip)]
     Donated { change: Change, to: Vec<Seat>, replica: Box<Snapshot> },
@@ -116,7 +117,9 @@ impl Queue {
             Effect::Installed { cluster, view, replica } => {
                 tracing::info!(%cluster, epoch = %view.epoch, first_round = %view.first_round, "new view");
                 self.observer.view(view.epoch);
-                self.addresses.router.tell(context.trace(), crate::router::Message::Install { view, replica })?;
+                self.addresses.directory.set(places(&view));
+                let own = self.addresses.directory.of(self.settings.seat());
+                self.addresses.router.tell(context.trace(), crate::router::Message::Install { view, own, replica })?;
                 if !std::mem::replace(&mut self.announced, true) {
                     let life = crate::ingress::Message::NewCluster(self.machine.incarnation());
                     // An ingress that is just restarting restarts this actor after itself.
@@ -172,7 +175,7 @@ impl Queue {
             LinkEvent::Down(peer, reason) => {
                 let Some(seat) = seat(&peer.name) else { return Ok(()) };
                 tracing::warn!(peer = %peer.name, %reason, "link down");
-                let ranks = self.settings.ranks_of(seat).map(RankId).collect();
+                let ranks = self.addresses.directory.of(seat);
                 let _ = self.addresses.ingress.tell(context.trace(), crate::ingress::Message::Unreachable(ranks));
                 self.drive(context, view::Input::LinkDown(seat))
             }
@@ -208,7 +211,14 @@ impl Actor for Queue {
                 self.tell_timing();
                 view::Input::Round(Input::Applied(applied))
             }
-            Message::Matches { round, matches } => view::Input::Round(Input::Matches { round, matches }),
+            Message::Matches { rank, round, matches } => {
+                let Some(rank) = self.addresses.directory.of(self.settings.seat()).get(rank.0 as usize).copied() else {
+                    return Ok(());
+                };
+                let matched = |(number, tokens)| PrefixMatch { number, rank, tokens };
+                let matches = matches.into_iter().map(matched).collect();
+                view::Input::Round(Input::Matches { round, matches })
+            }
             Message::Donated { change, to, replica } => view::Input::Donated { change, to, replica },
             Message::Link(event) => return self.link(context, event),
             Message::Draining => view::Input::Round(Input::Draining(true)),
@@ -240,6 +250,14 @@ impl Actor for Queue {
             Message::Tick => "tick",
         }
     }
+}
+
+/// Where the ranks of a view are: its members sit in the order of the list.
+fn places(view: &View) -> impl Iterator<Item = (RankId, Place)> + '_ {
+    let seats = (0..).map(Seat).zip(&view.members);
+    seats.flat_map(|(seat, member)| {
+        member.ranks.iter().zip((0..).map(LocalRank)).map(move |(id, local)| (*id, (seat, local)))
+    })
 }
 
 /// A random number that was not drawn before and is not 0. The standard library seeds its hasher from the system's

@@ -128,8 +128,8 @@ impl Serving {
             by_rank.entry(*rank).or_default().push(*attempt);
         }
         let (ranks, attempts): (Vec<RankId>, Vec<Vec<AttemptKey>>) = by_rank.into_iter().unzip();
-        let all = self.all_kvs();
-        let asked = ranks.iter().filter_map(|rank| all.get(rank.0 as usize).cloned()).collect();
+        let (asked, attempts): (Vec<_>, Vec<_>) =
+            ranks.iter().zip(attempts).filter_map(|(rank, attempts)| Some((self.kv_of(*rank)?, attempts))).unzip();
         let explain =
             move |index: usize, reply| kv_manager::Message::Explain { attempts: attempts[index].clone(), reply };
         let (explained, silent) = ask_all(asked, trace, within, explain).await;

@@ -3,7 +3,7 @@
 use crate::cluster::Health;
 use crate::gpu_worker::RankReport;
 use crate::observer::{Observer, RoundReport};
-use crate::{Addresses, Settings, Surroundings, gpu_worker, kv_manager};
+use crate::{Addresses, LocalRank, Settings, Surroundings, gpu_worker, kv_manager};
 use starling_actors::{Actor, ActorError, Context, Reply};
 use starling_core::ids::{AttemptKey, Epoch, Incarnation, RankId, RequestKey, RequestNumber, Round};
 use starling_core::replica::{Decision, Replica, Snapshot};
@@ -17,9 +17,11 @@ use std::time::{Instant, SystemTime};
 const RECENT_PLACEMENTS: usize = 64;
 
 pub enum Message {
-    /// A new view. With a state the replica starts from that; in the first view of a cluster it starts empty.
+    /// A new view, and the ids that it gives to the ranks of this node. With a state the replica starts from that; in the first
+    /// view of a cluster it starts empty.
     Install {
         view: View,
+        own: Vec<RankId>,
         replica: Option<Box<Snapshot>>,
     },
     /// Members that join want the replica's state.
@@ -30,18 +32,18 @@ pub enum Message {
     Round(Box<Merged>),
     /// The rank is done with the attempt, or cannot run it.
     Finished {
-        rank: RankId,
+        rank: LocalRank,
         attempt: AttemptKey,
     },
     Lost {
-        rank: RankId,
+        rank: LocalRank,
         attempts: Vec<AttemptKey>,
     },
     /// The rank started over: all that was placed on it is lost.
-    RankStarted(RankId),
+    RankStarted(LocalRank),
     /// A rank's newest load.
     Report {
-        rank: RankId,
+        rank: LocalRank,
         report: RankReport,
     },
     Debug(Reply<PlacementDebug>),
@@ -84,6 +86,9 @@ pub struct Router {
     replica: Option<Replica>,
     /// Those of the view, by seat.
     ingresses: Arc<[Incarnation]>,
+    /// The ids that the view gives to the ranks of this node.
+    own: Vec<RankId>,
+    /// By place, as `own`.
     ledgers: Vec<Ledger>,
     addresses: Arc<Addresses>,
     observer: Arc<dyn Observer>,
@@ -100,6 +105,7 @@ impl Router {
             settings: Arc::clone(&around.settings),
             replica: None,
             ingresses: Arc::default(),
+            own: Vec::new(),
             ledgers: around.settings.own_ranks().map(ledger).collect(),
             addresses: Arc::clone(&around.addresses),
             observer: Arc::clone(&around.observer),
@@ -109,10 +115,18 @@ impl Router {
         }
     }
 
-    /// The place of a rank of this node among its ledgers.
-    fn ledger(&mut self, rank: RankId) -> Option<&mut Ledger> {
-        let index = rank.0.checked_sub(self.settings.own_ranks().start)?;
-        self.ledgers.get_mut(index as usize)
+    fn ledger(&mut self, rank: LocalRank) -> Option<&mut Ledger> {
+        self.ledgers.get_mut(rank.0 as usize)
+    }
+
+    /// Which rank of this node has that id.
+    fn local(&self, id: RankId) -> Option<LocalRank> {
+        let place = self.own.iter().position(|own| *own == id)?;
+        Some(LocalRank(place as u32))
+    }
+
+    fn own_ranks(&self) -> impl Iterator<Item = LocalRank> + use<> {
+        (0..self.own.len() as u32).map(LocalRank)
     }
 
     fn install(
@@ -139,7 +153,7 @@ impl Router {
         self.hand_out(context, Decided { round, decisions, started, ended: SystemTime::now() });
         if self.settings.rounds.lockstep {
             // The step that this begins is waited for like one that a round begins.
-            for rank in self.settings.own_ranks().map(RankId) {
+            for rank in self.own_ranks() {
                 self.stands(rank, round);
                 self.tell_queue(context, rank, None);
             }
@@ -153,7 +167,7 @@ impl Router {
     /// Tells each local rank what the replica thinks it runs. A router that just began knows nothing of what its ranks lost
     /// before; one that goes on heard of it.
     fn reconcile(&mut self, context: &Context<'_, Message>, replica: &Replica, fresh: bool) {
-        for (index, rank) in self.settings.own_ranks().map(RankId).enumerate() {
+        for (index, rank) in self.own.clone().into_iter().enumerate() {
             let open = replica.open_on_rank(rank);
             let of_replica: BTreeSet<AttemptKey> = open.iter().map(|(attempt, _)| *attempt).collect();
             let ledger = &mut self.ledgers[index].open;
@@ -178,14 +192,13 @@ impl Router {
         let _ = self.addresses.ranks[index].worker.tell(context.trace(), message);
     }
 
-    fn rank_started(&mut self, context: &Context<'_, Message>, rank: RankId) {
-        let attempts = self.replica.as_ref().map(|r| r.placed_on_rank(rank)).unwrap_or_default();
+    fn rank_started(&mut self, context: &Context<'_, Message>, rank: LocalRank) {
+        let id = self.own.get(rank.0 as usize);
+        let attempts = self.replica.as_ref().zip(id).map(|(r, id)| r.placed_on_rank(*id)).unwrap_or_default();
         // It runs no step before it was told of a round.
         self.stands(rank, Round(0));
         self.lost(context, rank, attempts);
-        if let Some(index) = rank.0.checked_sub(self.settings.own_ranks().start) {
-            self.tell_view(context, index as usize, (Vec::new(), false));
-        }
+        self.tell_view(context, rank.0 as usize, (Vec::new(), false));
     }
 
     fn round(&mut self, context: &Context<'_, Message>, merged: &Merged) -> Result<(), ActorError> {
@@ -212,8 +225,8 @@ impl Router {
             self.count_late(merged);
             self.take_turns(context);
         }
-        for rank in self.settings.own_ranks() {
-            self.tell_queue(context, RankId(rank), None);
+        for rank in self.own_ranks() {
+            self.tell_queue(context, rank, None);
         }
         let applied = crate::queue::Message::Applied(applied);
         // A queue that is just restarting has another cluster, and restarts this actor with it.
@@ -251,7 +264,7 @@ impl Router {
         for decision in decisions {
             match decision {
                 Decision::Placed { attempt, rank, .. } => {
-                    if let Some(ledger) = self.ledger(*rank) {
+                    if let Some(ledger) = self.local(*rank).and_then(|rank| self.ledger(rank)) {
                         ledger.open.insert(*attempt);
                     }
                     if self.recent.len() == RECENT_PLACEMENTS {
@@ -260,7 +273,7 @@ impl Router {
                     self.recent.push_back(decision.clone());
                 }
                 Decision::Stop { attempt, rank } => {
-                    if let Some(ledger) = self.ledger(*rank) {
+                    if let Some(ledger) = self.local(*rank).and_then(|rank| self.ledger(rank)) {
                         ledger.open.remove(attempt);
                     }
                 }
@@ -274,7 +287,7 @@ impl Router {
 
     /// Ranks hear of a placement before the ingress does, so a prompt never comes before its placement.
     fn hand_out(&self, context: &Context<'_, Message>, decided: Decided) {
-        for (id, rank) in self.settings.own_ranks().map(RankId).zip(&self.addresses.ranks) {
+        for (id, rank) in self.own.iter().copied().zip(&self.addresses.ranks) {
             let concerns = |d: &&Decision| match d {
                 Decision::Placed { rank, .. } | Decision::Stop { rank, .. } => *rank == id,
                 _ => false,
@@ -293,7 +306,7 @@ impl Router {
     /// In lockstep: each local rank runs one step, or passes.
     fn take_turns(&self, context: &Context<'_, Message>) {
         let Some(replica) = &self.replica else { return };
-        for (id, rank) in self.settings.own_ranks().map(RankId).zip(&self.addresses.ranks) {
+        for (id, rank) in self.own.iter().copied().zip(&self.addresses.ranks) {
             let turn = Turn { round: replica.round(), occupancy: replica.occupancy(id) };
             // A rank that is down is late until it is back.
             let _ = rank.worker.tell(context.trace(), gpu_worker::Message::Step(turn));
@@ -301,19 +314,18 @@ impl Router {
     }
 
     fn count_late(&self, merged: &Merged) {
-        let own = self.settings.own_ranks();
-        let snapshots = merged.contributions.iter().flat_map(|c| &c.ranks);
-        snapshots.filter(|s| s.late && own.contains(&s.rank.0)).for_each(|s| self.observer.late(s.rank));
+        let late = merged.contributions.iter().flat_map(|c| &c.ranks).filter(|s| s.late);
+        late.filter_map(|s| self.local(s.rank)).for_each(|rank| self.observer.late(rank));
     }
 
     /// In lockstep: what is known of a rank that has not spoken since.
-    fn stands(&mut self, rank: RankId, boundary: Round) {
+    fn stands(&mut self, rank: LocalRank, boundary: Round) {
         if let Some(ledger) = self.ledger(rank) {
             (ledger.report.boundary, ledger.report.ready) = (boundary, false);
         }
     }
 
-    fn reported(&mut self, context: &Context<'_, Message>, rank: RankId, report: RankReport) {
+    fn reported(&mut self, context: &Context<'_, Message>, rank: LocalRank, report: RankReport) {
         let lockstep = self.settings.rounds.lockstep;
         let Some(ledger) = self.ledger(rank) else { return };
         let old = std::mem::replace(&mut ledger.report, report);
@@ -323,11 +335,12 @@ impl Router {
         }
     }
 
-    fn tell_queue(&mut self, context: &Context<'_, Message>, rank: RankId, entry: Option<Entry>) {
+    fn tell_queue(&mut self, context: &Context<'_, Message>, rank: LocalRank, entry: Option<Entry>) {
         let Some(counted) = self.replica.as_ref().map(Replica::round) else { return };
+        let Some(id) = self.own.get(rank.0 as usize).copied() else { return };
         let Some(ledger) = self.ledger(rank) else { return };
         let snapshot = RankSnapshot {
-            rank,
+            rank: id,
             counted,
             active_requests: ledger.open.len() as u32,
             active_tokens: ledger.report.active_tokens,
@@ -345,7 +358,7 @@ impl Router {
         let _ = self.addresses.queue.tell(context.trace(), message);
     }
 
-    fn lost(&mut self, context: &Context<'_, Message>, rank: RankId, attempts: Vec<AttemptKey>) {
+    fn lost(&mut self, context: &Context<'_, Message>, rank: LocalRank, attempts: Vec<AttemptKey>) {
         if attempts.is_empty() {
             return;
         }
@@ -378,7 +391,10 @@ impl Actor for Router {
 
     fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         match message {
-            Message::Install { view, replica } => self.install(context, view, replica)?,
+            Message::Install { view, own, replica } => {
+                self.own = own;
+                self.install(context, view, replica)?;
+            }
             Message::Donate { change, to } => {
                 if let Some(replica) = &self.replica {
                     let replica = Box::new(replica.snapshot());

@@ -11,7 +11,7 @@ use crate::queue::Queue;
 use crate::router::{PlacementDebug, Router};
 use crate::settings::{Settings, SettingsError};
 use crate::stream::TokenStream;
-use crate::{Addresses, Surroundings, Texts, ingress, kv_manager, queue, router};
+use crate::{Addresses, LocalRank, Surroundings, Texts, ingress, kv_manager, queue, router};
 use starling_actors::{
     ActorError, ActorSpec, Address, AskError, Node, StartError, Strategy, SupervisorSpec, TraceContext, Tree, TreeExit,
 };
@@ -26,14 +26,14 @@ use std::time::Duration;
 pub trait Backends: Send + Sync + 'static {
     /// # Errors
     /// Why the device or the model cannot be used.
-    fn backend(&self, rank: RankId) -> Result<Box<dyn Backend>, ActorError>;
+    fn backend(&self, rank: LocalRank) -> Result<Box<dyn Backend>, ActorError>;
 }
 
 impl<F> Backends for F
 where
-    F: Fn(RankId) -> Result<Box<dyn Backend>, ActorError> + Send + Sync + 'static,
+    F: Fn(LocalRank) -> Result<Box<dyn Backend>, ActorError> + Send + Sync + 'static,
 {
-    fn backend(&self, rank: RankId) -> Result<Box<dyn Backend>, ActorError> {
+    fn backend(&self, rank: LocalRank) -> Result<Box<dyn Backend>, ActorError> {
         self(rank)
     }
 }
@@ -131,10 +131,15 @@ impl Serving {
         }
     }
 
-    /// The KV managers of all ranks, by id, with what people call them.
-    pub(crate) fn all_kvs(&self) -> Vec<(String, Address<kv_manager::Message>)> {
-        let name = |rank: usize| format!("rank {rank} of {}", self.node_of(RankId(rank as u32)));
-        self.addresses.kvs.iter().enumerate().map(|(rank, kv)| (name(rank), kv.clone())).collect()
+    /// The KV managers of all ranks of the view, with what people call them.
+    pub(crate) fn all_kvs(&self) -> Vec<(RankId, (String, Address<kv_manager::Message>))> {
+        let all = self.addresses.directory.all();
+        all.keys().filter_map(|rank| Some((*rank, self.kv_of(*rank)?))).collect()
+    }
+
+    pub(crate) fn kv_of(&self, rank: RankId) -> Option<(String, Address<kv_manager::Message>)> {
+        let kv = self.addresses.kv(self.addresses.directory.find(rank)?)?;
+        Some((format!("rank {} of {}", rank.0, self.node_of(rank)), kv.clone()))
     }
 
     /// The ingresses of all members, by seat, with the members' names.
@@ -148,7 +153,7 @@ impl Serving {
     }
 
     pub(crate) fn node_of(&self, rank: RankId) -> &str {
-        self.settings.seat_of_rank(rank).map_or("unknown", |seat| self.settings.name_of(seat))
+        self.addresses.directory.find(rank).map_or("unknown", |(seat, _)| self.settings.name_of(seat))
     }
 
     /// Hands a request in; its events come by the stream.
@@ -240,8 +245,8 @@ impl Serving {
 /// The supervision tree; see the crate's documentation.
 fn tree(around: &Surroundings) -> SupervisorSpec {
     let mut ranks = SupervisorSpec::new("ranks", Strategy::OneForOne).intensity(RESTARTS_MAX, RESTARTS_WINDOW);
-    for index in around.settings.own_ranks() {
-        ranks = ranks.child(rank(around, RankId(index)));
+    for local in around.settings.own_ranks() {
+        ranks = ranks.child(rank(around, local));
     }
     let control = SupervisorSpec::new("control", Strategy::OneForAll)
         .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
@@ -266,8 +271,8 @@ fn tree(around: &Surroundings) -> SupervisorSpec {
         .child(front)
 }
 
-fn rank(around: &Surroundings, rank: RankId) -> SupervisorSpec {
-    let own = around.addresses.ranks[(rank.0 - around.settings.own_ranks().start) as usize].clone();
+fn rank(around: &Surroundings, rank: LocalRank) -> SupervisorSpec {
+    let own = around.addresses.ranks[rank.0 as usize].clone();
     let kv = ActorSpec::new(own.kv.name().to_owned(), {
         let (a, own) = (around.clone(), own.clone());
         move || KvManager::new(&a, rank, own.clone()).expect("settings were validated")
@@ -276,7 +281,7 @@ fn rank(around: &Surroundings, rank: RankId) -> SupervisorSpec {
         let (a, own) = (around.clone(), own.clone());
         move || GpuWorker::new(rank, &a, own.clone()).expect("settings were validated")
     });
-    SupervisorSpec::new(format!("rank-{}", rank.0), Strategy::OneForAll)
+    SupervisorSpec::new(rank.to_string(), Strategy::OneForAll)
         .intensity(RESTARTS_MAX, RESTARTS_WINDOW)
         .child(kv)
         .child(worker)

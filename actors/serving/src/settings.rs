@@ -1,5 +1,6 @@
 //! Everything the serving actors are told when they start.
 
+use crate::LocalRank;
 use starling_actors::NodeName;
 use starling_core::ids::{Incarnation, RankId};
 use starling_core::kv::cache::rebalance;
@@ -65,6 +66,12 @@ pub struct MemberSettings {
     pub ranks: u32,
 }
 
+impl MemberSettings {
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = LocalRank> + use<> {
+        (0..self.ranks).map(LocalRank)
+    }
+}
+
 impl Settings {
     /// Ids of a member's ranks: they count through the list.
     pub(crate) fn ranks_of(&self, seat: Seat) -> Range<u32> {
@@ -73,8 +80,8 @@ impl Settings {
         first..first + self.members.get(seat).map_or(0, |member| member.ranks)
     }
 
-    pub(crate) fn own_ranks(&self) -> Range<u32> {
-        self.ranks_of(self.seat())
+    pub(crate) fn own_ranks(&self) -> impl Iterator<Item = LocalRank> + use<> {
+        (0..self.members.get(self.me).map_or(0, |member| member.ranks)).map(LocalRank)
     }
 
     /// This node's place in the list.
@@ -84,10 +91,6 @@ impl Settings {
 
     pub(crate) fn seat_of(&self, name: &NodeName) -> Option<Seat> {
         self.members.iter().position(|member| member.name == *name).map(|seat| Seat(seat as u32))
-    }
-
-    pub(crate) fn seat_of_rank(&self, rank: RankId) -> Option<Seat> {
-        (0..self.members.len() as u32).map(Seat).find(|seat| self.ranks_of(*seat).contains(&rank.0))
     }
 
     pub(crate) fn name_of(&self, seat: Seat) -> &str {

@@ -186,7 +186,7 @@ async fn a_request_of_a_forgotten_conversation_goes_on_and_leaves_nothing() {
     }
     assert_eq!(answer, expected(&tokens, 4));
     cluster.quiet().await;
-    let pools = |member: &Member| member.seen.kv.lock().expect("no panic")[1].0.pools.clone();
+    let pools = |member: &Member| member.seen.kv.lock().expect("no panic")[0].0.pools.clone();
     assert_eq!(pools(&cluster.members[1])[0].blocks_free, 200);
     assert_eq!(cluster.serve(on(1, &tokens, 1)).await, 0);
 }

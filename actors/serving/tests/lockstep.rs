@@ -10,7 +10,7 @@ use starling_core::step::{Sampled, Step};
 use starling_core::{batch, kv, replica, round};
 use starling_gpu::{Backend, StepError};
 use starling_serving::api::{StreamEvent, Submission};
-use starling_serving::{Backends, MemberSettings, MemberState, Observer, RoundReport, Serving, TokenStream};
+use starling_serving::{Backends, LocalRank, MemberSettings, MemberState, Observer, RoundReport, Serving, TokenStream};
 use starling_transport::memory::{Limits, Mesh, Network};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -45,6 +45,8 @@ impl Tally {
 /// Of one member.
 #[derive(Default)]
 struct Watcher {
+    /// Its one rank counts under this.
+    member: usize,
     tally: Arc<Mutex<Tally>>,
     seen: Seen,
     round: AtomicU64,
@@ -57,26 +59,25 @@ impl Watcher {
 }
 
 impl Observer for Watcher {
-    fn rank(&self, rank: RankId, batch: &batch::Stats, kv: &kv::Stats) {
+    fn rank(&self, rank: LocalRank, batch: &batch::Stats, kv: &kv::Stats) {
         self.seen.rank(rank, batch, kv);
     }
     fn round(&self, report: &RoundReport) {
         self.seen.round(report);
         self.round.store(report.round, Ordering::SeqCst);
     }
-    fn padded(&self, rank: RankId) {
+    fn padded(&self, _: LocalRank) {
         let mut tally = self.tally();
-        tally.padded[rank.0 as usize] += 1;
+        tally.padded[self.member] += 1;
         tally.look();
     }
-    fn late(&self, rank: RankId) {
-        self.tally().late[rank.0 as usize] += 1;
+    fn late(&self, _: LocalRank) {
+        self.tally().late[self.member] += 1;
     }
 }
 
 struct Counted {
     inner: Box<dyn Backend>,
-    rank: RankId,
     watcher: Arc<Watcher>,
 }
 
@@ -84,7 +85,7 @@ impl Backend for Counted {
     fn step(&mut self, step: &Step, out: &mut Vec<Sampled>) -> Result<(), StepError> {
         {
             let mut tally = self.watcher.tally();
-            tally.steps[self.rank.0 as usize] += 1;
+            tally.steps[self.watcher.member] += 1;
             tally.look();
         }
         self.inner.step(step, out)
@@ -113,12 +114,12 @@ impl Member {
         settings.replica.lockstep = true;
         settings.rounds = round::Config { lockstep: true, ..rounds };
         let node = Node::new(name(me).as_str());
-        let watcher = Arc::new(Watcher { tally: Arc::clone(tally), ..Watcher::default() });
+        let watcher = Arc::new(Watcher { member: me, tally: Arc::clone(tally), ..Watcher::default() });
         let gate = Arc::new(Gate::default());
         let (plain, of_backends) = (backends(&settings, &gate), Arc::clone(&watcher));
-        let counted: Arc<dyn Backends> = Arc::new(move |rank: RankId| {
+        let counted: Arc<dyn Backends> = Arc::new(move |rank: LocalRank| {
             let inner = plain.backend(rank)?;
-            Ok(Box::new(Counted { inner, rank, watcher: Arc::clone(&of_backends) }) as Box<dyn Backend>)
+            Ok(Box::new(Counted { inner, watcher: Arc::clone(&of_backends) }) as Box<dyn Backend>)
         });
         let serving = Serving::start(&node, settings, counted, Arc::clone(&watcher) as _).await.expect("starts");
         let peer = Peer { name: name(me), incarnation: life };

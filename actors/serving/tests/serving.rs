@@ -4,12 +4,12 @@
 mod support;
 
 use starling_actors::{ActorError, Node};
-use starling_core::ids::{RankId, TokenId};
+use starling_core::ids::TokenId;
 use starling_core::request::Finish;
 use starling_core::{placement, rejection::Rejection, replica};
 use starling_gpu::Backend;
 use starling_serving::api::StreamEvent;
-use starling_serving::{Backends, NoObserver, Observer, Serving, Settings, TokenStream};
+use starling_serving::{Backends, LocalRank, NoObserver, Observer, Serving, Settings, TokenStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use support::{Gate, LIMIT, Seen, backends, expected, first_token, prompt, settings, submission, until};
@@ -303,7 +303,7 @@ async fn draining_refuses_new_requests_finishes_the_open_ones_and_is_not_ready()
 async fn settings_that_cannot_work_are_refused_with_their_values() {
     let node = Node::new("here");
     let backends: Arc<dyn Backends> =
-        Arc::new(|_: RankId| -> Result<Box<dyn Backend>, ActorError> { Err("no device".into()) });
+        Arc::new(|_: LocalRank| -> Result<Box<dyn Backend>, ActorError> { Err("no device".into()) });
     let observer: Arc<dyn Observer> = Arc::new(NoObserver);
     for (settings, text) in [
         (settings(0, 80), "member here has no rank (ranks 0)"),

@@ -5,10 +5,10 @@ use starling::telemetry::metrics::{Described, Format};
 use starling::telemetry::{Identity, Metrics, Sight};
 use starling::text::Cost;
 use starling_actors::{ActorKind, ActorState, ActorStats, Dropped, LinkStats, NodeName};
-use starling_core::ids::{Epoch, RankId};
+use starling_core::ids::Epoch;
 use starling_core::rejection::Rejection;
 use starling_core::{batch, ingress, kv, replica};
-use starling_serving::{IngressReport, Observer, RoundReport, RoundTiming};
+use starling_serving::{IngressReport, LocalRank, Observer, RoundReport, RoundTiming};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
@@ -19,7 +19,8 @@ const HEAD: &str = "# Metrics
 `GET /metrics` on the admin listener, in Prometheus' text format or, if the client accepts it, OpenMetrics. Names that start with
 `vllm:` have the meaning and the buckets they have there, since autoscalers, gateways and dashboards look for them; a node shows
 itself as one engine (`engine=\"0\"`), whatever the number of its ranks, and bounds below 10 ms are added between tokens. A series
-appears with its first value. This page is written from the code.
+appears with its first value. `rank` counts the ranks of the node, from 0: their ids in the cluster are the view's to give. This page is
+written from the code.
 
 | name | type | labels | |
 | --- | --- | --- | --- |
@@ -136,9 +137,9 @@ fn feed(metrics: &Metrics) -> Sight {
         evicted_blocks: 7,
         ..kv::Stats::default()
     };
-    metrics.rank(RankId(0), &batch, &kv);
-    metrics.rank(RankId(1), &batch, &kv);
-    metrics.step(RankId(0), 33, Duration::from_millis(3));
+    metrics.rank(LocalRank(0), &batch, &kv);
+    metrics.rank(LocalRank(1), &batch, &kv);
+    metrics.step(LocalRank(0), 33, Duration::from_millis(3));
     let faults = replica::Faults { entries_ignored: 1, ..replica::Faults::default() };
     let apply = Duration::from_micros(40);
     metrics.round(&RoundReport { round: 9, waiting: 5, requests: 8, apply, faults });
@@ -151,10 +152,10 @@ fn feed(metrics: &Metrics) -> Sight {
     metrics.rejected(&Rejection::Draining);
     let counts = ingress::Counts { frames_fenced: 2, ..ingress::Counts::default() };
     metrics.ingress(&IngressReport { open: 9, backlog: 3, counts });
-    metrics.fenced(RankId(0));
-    metrics.lost(RankId(0), 2);
-    (0..3).for_each(|_| metrics.padded(RankId(1)));
-    metrics.late(RankId(0));
+    metrics.fenced(LocalRank(0));
+    metrics.lost(LocalRank(0), 2);
+    (0..3).for_each(|_| metrics.padded(LocalRank(1)));
+    metrics.late(LocalRank(0));
     metrics.conversation_keyless();
     metrics.actor_handled("router", 0.001);
     metrics.actor_restarted("router");
@@ -278,7 +279,7 @@ fn a_restarted_rank_starts_over_and_its_counters_go_on() {
     let kv = kv::Stats::default();
     for produced_tokens in [10, 25, 25, 4, 6] {
         let batch = batch::Stats { produced_tokens, ..batch::Stats::default() };
-        metrics.rank(RankId(0), &batch, &kv);
+        metrics.rank(LocalRank(0), &batch, &kv);
     }
     let (_, samples) = parse(&metrics.encode(&Sight::default(), Format::Prometheus));
     assert_eq!(value(&samples, "vllm:generation_tokens_total", &[]), 31.0);

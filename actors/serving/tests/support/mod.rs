@@ -1,7 +1,7 @@
 //! A backend that computes tokens from what its pages really hold, and an observer that remembers.
 
 use starling_actors::{ActorError, NodeName, TraceContext};
-use starling_core::ids::{ConversationKey, RankId, TokenId};
+use starling_core::ids::{ConversationKey, TokenId};
 use starling_core::kv::cache::lifecycle::Retention;
 use starling_core::kv::identity::PromptKeys;
 use starling_core::request::Generation;
@@ -9,7 +9,7 @@ use starling_core::step::{Drawn, Sampled, Step};
 use starling_core::{batch, ingress, kv, placement, replica, round};
 use starling_gpu::{Backend, StepError};
 use starling_serving::api::{StreamEvent, Submission};
-use starling_serving::{Backends, MemberSettings, Observer, Settings, TokenStream};
+use starling_serving::{Backends, LocalRank, MemberSettings, Observer, Settings, TokenStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -123,13 +123,13 @@ pub struct Seen {
 }
 
 impl Observer for Seen {
-    fn rank(&self, rank: RankId, batch: &batch::Stats, kv: &kv::Stats) {
+    fn rank(&self, rank: LocalRank, batch: &batch::Stats, kv: &kv::Stats) {
         let mut seen = self.kv.lock().expect("no panic under the lock");
         let ranks = seen.len().max(rank.0 as usize + 1);
         seen.resize(ranks, Default::default());
         seen[rank.0 as usize] = (kv.clone(), *batch);
     }
-    fn lost(&self, _: RankId, attempts: usize) {
+    fn lost(&self, _: LocalRank, attempts: usize) {
         self.lost.fetch_add(attempts as u64, Ordering::SeqCst);
     }
     fn round(&self, report: &starling_serving::RoundReport) {
@@ -152,7 +152,7 @@ impl Seen {
 
 pub fn backends(settings: &Settings, gate: &Arc<Gate>) -> Arc<dyn Backends> {
     let (blocks, gate) = (settings.batch.kv.pools[0].blocks as usize, Arc::clone(gate));
-    Arc::new(move |_: RankId| -> Result<Box<dyn Backend>, ActorError> {
+    Arc::new(move |_: LocalRank| -> Result<Box<dyn Backend>, ActorError> {
         let pages = vec![[TokenId::MAX; BLOCK_TOKENS as usize]; blocks];
         Ok(Box::new(PagedHash { pages, gate: Arc::clone(&gate) }))
     })

@@ -6,7 +6,7 @@ use crate::config::{self, Config, EngineKind, ModelSource};
 use crate::fetch::{self, FetchError};
 use crate::text::{TextError, TextModel};
 use starling_actors::ActorError;
-use starling_core::ids::{RankId, TokenId};
+use starling_core::ids::TokenId;
 use starling_core::kv;
 use starling_core::kv::cache::rebalance;
 use starling_gpu::Backend;
@@ -16,7 +16,7 @@ use starling_gpu::llama::{LayerGroup, Model, ModelConfig};
 use starling_gpu::source::{ModelError, Source};
 use starling_gpu::timed::{TimedBackend, TimedConfig};
 use starling_gpu::weights::Arithmetic;
-use starling_serving::Backends;
+use starling_serving::{Backends, LocalRank};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -134,13 +134,13 @@ impl Loaded {
                 let threads = threads_per_rank(config);
                 let blocks = pools.iter().map(|pool| pool.blocks).collect();
                 let cpu = CpuConfig { blocks, block_tokens: block_tokens.get(), threads };
-                Arc::new(move |_: RankId| -> Result<Box<dyn Backend>, ActorError> {
+                Arc::new(move |_: LocalRank| -> Result<Box<dyn Backend>, ActorError> {
                     Ok(Box::new(CpuBackend::new(Arc::clone(&model), cpu.clone())?))
                 })
             }
             None => {
                 let timed = self.timed(config);
-                Arc::new(move |_: RankId| -> Result<Box<dyn Backend>, ActorError> {
+                Arc::new(move |_: LocalRank| -> Result<Box<dyn Backend>, ActorError> {
                     Ok(Box::new(TimedBackend::new(timed.clone())?))
                 })
             }

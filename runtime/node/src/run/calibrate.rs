@@ -7,7 +7,6 @@ use crate::config::{Config, ConfigError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
 use starling_actors::ActorError;
-use starling_core::ids::RankId;
 use starling_gpu::calibrate::{
     CONTEXT, CalibrateError, Calibration, Costs, StepTimes, fma_gflops, load_average, median, read_gb_s,
 };
@@ -59,7 +58,8 @@ fn run(command: &Calibrate, out: &mut impl Write) -> Result<(), CalibrateRunErro
     let mut loaded = Loaded::load(&config)?;
     loaded.set_blocks(Calibration::blocks_needed(command.runs, config.engine.block_tokens));
     let calibration = Calibration::new(command.runs, loaded.bounds())?;
-    let mut backend = loaded.backends(&config).backend(RankId(0)).map_err(CalibrateRunError::Backend)?;
+    let mut backend =
+        loaded.backends(&config).backend(starling_serving::LocalRank(0)).map_err(CalibrateRunError::Backend)?;
 
     let load = load_average();
     // The first raises the clock.

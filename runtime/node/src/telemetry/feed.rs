@@ -5,11 +5,11 @@ use crate::api::metrics::{ApiMetrics, End, Endpoint, Usage};
 use crate::text::Cost;
 use prometheus_client::metrics::counter::Counter;
 use starling_actors::{ActorKind, ActorStats, LinkStats};
-use starling_core::ids::{Epoch, RankId};
+use starling_core::ids::Epoch;
 use starling_core::rejection::Rejection;
 use starling_core::request::Finish;
 use starling_core::{batch, kv};
-use starling_serving::{IngressReport, Observer, RoundReport, RoundTiming};
+use starling_serving::{IngressReport, LocalRank, Observer, RoundReport, RoundTiming};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -215,7 +215,7 @@ impl Observer for Metrics {
         self.registered.rejections.with([rejection.label()]).inc();
     }
 
-    fn rank(&self, rank: RankId, batch: &batch::Stats, kv: &kv::Stats) {
+    fn rank(&self, rank: LocalRank, batch: &batch::Stats, kv: &kv::Stats) {
         let (old_batch, old_kv) = self.state().ranks.insert(rank.0, (*batch, kv.clone())).unwrap_or_default();
         let metrics = &self.registered;
         metrics.preemptions.inc_by(grown(old_batch.preemptions, batch.preemptions));
@@ -247,7 +247,7 @@ impl Observer for Metrics {
         }
     }
 
-    fn step(&self, rank: RankId, tokens: usize, took: Duration) {
+    fn step(&self, rank: LocalRank, tokens: usize, took: Duration) {
         let rank = rank.0.to_string();
         self.registered.step_seconds.with([&rank]).observe(took.as_secs_f64());
         self.registered.step_tokens.with([&rank]).inc_by(tokens as u64);
@@ -262,19 +262,19 @@ impl Observer for Metrics {
         self.registered.fenced.inc_by(grown(old, report.counts.frames_fenced));
     }
 
-    fn fenced(&self, _rank: RankId) {
+    fn fenced(&self, _rank: LocalRank) {
         self.registered.fenced.inc();
     }
 
-    fn padded(&self, rank: RankId) {
+    fn padded(&self, rank: LocalRank) {
         self.registered.steps_dummy.with([&rank.0.to_string()]).inc();
     }
 
-    fn late(&self, rank: RankId) {
+    fn late(&self, rank: LocalRank) {
         self.registered.steps_late.with([&rank.0.to_string()]).inc();
     }
 
-    fn lost(&self, _rank: RankId, attempts: usize) {
+    fn lost(&self, _rank: LocalRank, attempts: usize) {
         self.registered.attempts_lost.inc_by(attempts as u64);
     }
 }
