@@ -14,6 +14,7 @@ pub mod fence;
 pub mod ids;
 pub mod ingress;
 pub mod kv;
+pub mod membership;
 pub mod placement;
 pub mod rejection;
 pub mod replica;

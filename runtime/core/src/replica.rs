@@ -170,6 +170,20 @@ impl Replica {
         Applied { round: self.round, digest, waiting, probing: false, stepping: false }
     }
 
+    /// What the replica said last: of the last round, or as `ready` before the first one of its view.
+    pub fn last_said(&self) -> Applied {
+        if self.round == self.view.cut() {
+            return self.ready();
+        }
+        Applied {
+            round: self.round,
+            digest: self.digest,
+            waiting: !self.queue.is_empty(),
+            probing: !self.named.is_empty(),
+            stepping: self.is_stepping(),
+        }
+    }
+
     fn entries(&mut self, contribution: &Contribution, wanted: impl Fn(&Entry) -> bool, out: &mut Vec<Decision>) {
         let applied = self.applied_seq.get(&contribution.member).copied().unwrap_or(0);
         for sequenced in contribution.entries.iter().filter(|s| s.seq > applied && wanted(&s.entry)) {

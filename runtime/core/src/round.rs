@@ -187,6 +187,9 @@ pub struct Machine {
     clock_offset_us: i64,
     agreed_clock_us: u64,
     contributed_at_us: Option<u64>,
+    /// A planted mistake: entries leave the outbox when they are sent.
+    #[cfg(test)]
+    pub(crate) leaves_at_send: bool,
 }
 
 /// Ranks that have not answered a probe, and until when they may.
@@ -223,6 +226,8 @@ impl Machine {
             clock_offset_us: 0,
             agreed_clock_us: 0,
             contributed_at_us: None,
+            #[cfg(test)]
+            leaves_at_send: false,
         })
     }
 
@@ -310,6 +315,12 @@ impl Machine {
         self.probe = None;
         self.contributed_at_us = None;
         true
+    }
+
+    /// A planted mistake: as if the rounds up to `round` had been completed here.
+    #[cfg(test)]
+    pub(crate) fn skip_to(&mut self, round: Round) {
+        self.completed = self.completed.max(round);
     }
 
     /// Goes on from a clock that the others have agreed on: what a member that joins begins with.
@@ -456,6 +467,10 @@ impl Machine {
             draining: self.draining,
         };
         self.contributed_at_us = Some(now_us);
+        #[cfg(test)]
+        if self.leaves_at_send {
+            self.outbox.drain(..contribution.entries.len());
+        }
         if self.view.members.len() > 1 {
             out.push(Effect::Send(contribution.clone()));
         }
@@ -481,6 +496,8 @@ impl Machine {
 
     /// R1: what the round carried of ours is through.
     fn completed_with(&mut self, carried: usize, merged: Merged, out: &mut Vec<Effect>) {
+        #[cfg(test)]
+        let carried = if self.leaves_at_send { 0 } else { carried };
         self.outbox.drain(..carried.min(self.outbox.len()));
         self.completed = merged.round;
         self.applied = None;
