@@ -308,6 +308,7 @@ impl Machine {
 
     /// Does what the log's state asks of this life: freeze, install, or go.
     fn follow(&mut self, now_us: u64, out: &mut Vec<Effect>) {
+        self.tell_those_out(out);
         let Some(agreed) = &self.agreed else { return };
         let me = self.life.incarnation;
         if self.gone.is_some() || self.life.witness {
@@ -550,6 +551,22 @@ impl Machine {
         };
         round.handle(now_us, round::Input::Received(*contribution), &mut self.effects);
         self.carry_out(now_us, out);
+    }
+
+    /// A life that is out may wait for ever, frozen by a change that it was still asked in.
+    fn tell_those_out(&mut self, out: &mut Vec<Effect>) {
+        if self.round.is_none() && self.leader.is_none() {
+            return;
+        }
+        let agreed = self.agreed.as_ref();
+        let last = agreed.and_then(|agreed| agreed.last.as_ref()).into_iter().flat_map(|last| &last.leaving);
+        let pending = agreed.and_then(|agreed| agreed.pending.as_ref()).into_iter().flat_map(|p| &p.freeze.leaving);
+        let those: Vec<Incarnation> = last.chain(pending).map(|leaver| leaver.incarnation).collect();
+        for life in those {
+            if life != self.life.incarnation {
+                self.send_stale(life, out);
+            }
+        }
     }
 
     /// Tells a life that it is out, which the log may not tell it any more.

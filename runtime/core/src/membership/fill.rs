@@ -66,8 +66,10 @@ impl Machine {
             Some(_) => self.report_due = true,
             None => {
                 // What only the evicted completed never happened: a state that holds it is void.
-                let ahead = self.transfer.standing().is_some_and(|(completed, ..)| completed > level.round);
-                if ahead {
+                let standing = self.transfer.standing().map(|(completed, ..)| completed);
+                let ahead = standing.is_some_and(|completed| completed > level.round);
+                let behind = standing.is_some_and(|completed| completed < level.round);
+                if ahead || behind && self.transfer.is_orphan() {
                     self.turn_from_donor(out);
                 }
                 self.report_due = true;

@@ -90,9 +90,20 @@ impl Transfer {
     }
 
     pub(super) fn link_down(&mut self, peer: Incarnation) {
-        if self.donor == Some(peer) {
+        if self.donor != Some(peer) {
+            return;
+        }
+        if self.in_change && self.given.is_some() {
+            // It may have reported that it has this state, and keeps it until a change goes on without that report.
+            self.donor = None;
+        } else {
             self.forget();
         }
+    }
+
+    /// A state whose donor is gone: kept while it may be what was reported.
+    pub(super) fn is_orphan(&self) -> bool {
+        self.given.is_some() && self.donor.is_none()
     }
 
     pub(super) fn refused(&mut self, now_us: u64, from: Incarnation) {
@@ -162,7 +173,7 @@ impl Machine {
         let donor_is_out = self.transfer.donor.is_some_and(|donor| agreed.is_out(donor));
         let other_epoch = self.transfer.given.as_ref().is_some_and(|given| given.epoch != epoch);
         let asked_before = self.transfer.given.is_none() && self.pending().is_none();
-        if donor_is_out || other_epoch || asked_before {
+        if donor_is_out || other_epoch || asked_before || self.transfer.is_orphan() {
             // A donor that is out may have completed a round that never happened for the others.
             self.turn_from_donor(out);
         }
@@ -189,6 +200,9 @@ impl Machine {
         let donors: Vec<Incarnation> = agreed.members.iter().map(|m| m.incarnation).filter(|m| stays(*m)).collect();
         let links: Vec<Incarnation> =
             self.links.iter().filter(|(_, link)| link.up).map(|(incarnation, _)| *incarnation).collect();
+        if self.transfer.is_orphan() {
+            return;
+        }
         if self.transfer.donor.is_none() {
             // A view in which it lacks a link would not last.
             let all = donors.iter().all(|donor| links.contains(donor)) && !donors.is_empty();

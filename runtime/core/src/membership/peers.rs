@@ -98,7 +98,8 @@ impl Machine {
     fn told_stale(&mut self, now_us: u64, cluster: ClusterId, epoch: Epoch, out: &mut Vec<Effect>) {
         let round = self.round.as_ref();
         if round.is_some_and(|round| round.cluster() == cluster && round.view().epoch < epoch) {
-            self.leave(now_us, Left::Stale { epoch }, out);
+            let left = if self.leaving { Left::Politely } else { Left::Stale { epoch } };
+            self.leave(now_us, left, out);
         } else {
             out.push(Effect::Dropped(Dropped::Round(round::Dropped::OlderEpoch)));
         }
