@@ -310,6 +310,7 @@ impl Cluster {
 
     fn apply(&mut self, at: usize, merged: &Merged) -> Option<round::Applied> {
         let life = self.nodes[at].life();
+        let inside = self.nodes[at].machine.view().is_some();
         let replica = self.nodes[at].replica.as_mut()?;
         let before = replica.round();
         let mut decisions = Vec::new();
@@ -324,7 +325,10 @@ impl Cluster {
         }
         let made = (merged.hash(), applied.digest);
         let known = self.completed.entry((epoch, round)).or_insert((made.0, made.1, BTreeSet::new()));
-        known.2.insert(life);
+        // A joiner may be given what its donor alone completed: it has to take another state then.
+        if inside {
+            known.2.insert(life);
+        }
         let differs = (known.0, known.1) != made;
         if differs && !self.tampered {
             self.fail(format!("node {at} completed another round {round} of epoch {epoch}"));
