@@ -112,6 +112,8 @@ pub(super) struct Cluster {
     pub(super) cuts: BTreeMap<u64, u64>,
     pub(super) views: BTreeMap<u64, Vec<Incarnation>>,
     pub(super) polite: BTreeMap<Incarnation, u64>,
+    /// Whom a freeze told to stop.
+    pub(super) evicted: BTreeSet<Incarnation>,
     /// What somebody completed, by epoch and round, and who did.
     pub(super) completed: BTreeMap<(u64, u64), (u64, u64, BTreeSet<Incarnation>)>,
     /// In which rounds a request was enqueued.
@@ -169,6 +171,7 @@ impl Cluster {
             cuts: BTreeMap::new(),
             views: BTreeMap::from([(1, lives)]),
             polite: BTreeMap::new(),
+            evicted: BTreeSet::new(),
             completed: BTreeMap::new(),
             enqueued: BTreeMap::new(),
             fault: None,
@@ -504,13 +507,14 @@ impl Cluster {
         }
         let at = self.draw.below(self.proposals.len() as u64) as usize;
         let command = self.proposals.remove(at);
-        if lossy && self.draw.one_in(6) {
-            return;
-        }
         self.proposed.push(command.clone());
-        self.append(command);
+        if !(lossy && self.draw.one_in(6)) {
+            self.append(command);
+        }
+        // What was lost, or what came through before, may come now.
         if lossy && self.draw.one_in(4) {
-            let at = self.draw.below(self.proposed.len() as u64) as usize;
+            let among = self.proposed.len().min(6) as u64;
+            let at = self.proposed.len() - 1 - self.draw.below(among) as usize;
             self.append(self.proposed[at].clone());
         }
     }
@@ -520,8 +524,17 @@ impl Cluster {
         let index = self.log.len() as u64;
         let command = &self.log[self.log.len() - 1];
         let fenced = self.planted != Some(Planted::InstallWithoutChange);
-        if self.truth.apply_if(index, command, fenced) != Outcome::Installed {
-            return;
+        match self.truth.apply_if(index, command, fenced) {
+            Outcome::Ignored(_) => return,
+            Outcome::Frozen => {
+                let all = self.truth.members.iter().map(|m| m.incarnation);
+                self.evicted.extend(all.filter(|m| self.truth.is_out(*m)));
+                return;
+            }
+            Outcome::Installed => {}
+        }
+        if let Some(back) = self.truth.members.iter().find(|m| self.evicted.contains(&m.incarnation)) {
+            self.fail(format!("{} was told that it is out and is in the view again", back.incarnation));
         }
         let Some(past) = self.truth.last.clone() else { return };
         let (epoch, cut) = (self.truth.epoch.0, past.cut);
