@@ -286,7 +286,13 @@ impl Machine {
             return;
         }
         self.early.retain(|_, contribution| contribution.epoch > agreed.epoch);
+        let epoch = agreed.epoch;
+        let skips = known.is_some_and(|known| known.epoch < epoch) && agreed.position(self.life.incarnation).is_none();
         self.agreed = Some(agreed);
+        if skips && self.transfer.is_in_change() {
+            // A view that the snapshot skips may have had a place for it, and no life comes back.
+            return self.leave(now_us, Left::NotInView { epoch }, out);
+        }
         self.follow(now_us, out);
     }
 

@@ -101,6 +101,11 @@ impl Transfer {
         }
     }
 
+    /// Whether a freeze named this life, so that it may have reported.
+    pub(super) fn is_in_change(&self) -> bool {
+        self.in_change
+    }
+
     /// A state whose donor is gone: kept while it may be what was reported.
     pub(super) fn is_orphan(&self) -> bool {
         self.given.is_some() && self.donor.is_none()
