@@ -9,6 +9,7 @@
 
 pub mod admission;
 pub mod batch;
+pub mod bootstrap;
 pub mod digest;
 pub mod fence;
 pub mod ids;
