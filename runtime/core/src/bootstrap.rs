@@ -20,12 +20,15 @@
 //! - B7: nobody is pledged while a linked node, of whatever version, is in a cluster.
 //! - B8: no life has two votes or two places in a cluster.
 
+mod effects;
+mod invariants;
 mod lives;
 mod patience;
 mod peers;
 mod planted;
 mod readiness;
 
+pub use effects::{Counts, Effect, Input, Left, Membership, Why};
 pub use lives::{Founders, LIVES_MAX, Life, Name};
 pub use patience::{MISMATCHES_WITHIN_US, REJOIN_US_MAX, REJOIN_US_MIN};
 pub use peers::{Hello, PEERS_MAX, Place, Refusal, Standing};
@@ -76,129 +79,6 @@ impl Config {
             mismatches_max: 3,
         }
     }
-}
-
-/// What the membership machine says of the cluster that this node is in.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Membership {
-    pub cluster: ClusterId,
-    /// In view order.
-    pub members: Vec<Life>,
-    /// Who votes now. A voter that was evicted votes on for a while, so not all need be members.
-    pub voters: Vec<Life>,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Input {
-    /// A link is up, and this is how its other end began. It replaces the link that there was.
-    LinkUp {
-        name: Name,
-        hello: Hello,
-    },
-    LinkDown {
-        name: Name,
-    },
-    Received {
-        from: Name,
-        standing: Box<Standing>,
-    },
-    /// The other end closed the link for this reason.
-    RefusedBy {
-        name: Name,
-        why: Refusal,
-    },
-    /// This node is a member, and again whenever members or voters change.
-    InCluster(Membership),
-    /// The membership of this node's life has ended, or did not begin.
-    Left(Left),
-    /// The life that was asked for, random and never used before.
-    Incarnation(Incarnation),
-    /// The members saw that the replica of this name differed from those of most.
-    Mismatched {
-        name: Name,
-    },
-    /// The operator gives the group up, perhaps to found another one by other names.
-    Abandon {
-        bootstrap: Option<Vec<Name>>,
-    },
-    /// The operator lets a name back in that differed too often.
-    Readmit {
-        name: Name,
-    },
-    /// Time passed.
-    Tick,
-}
-
-/// Why the membership of a life ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Left {
-    /// The others went on without it.
-    Evicted,
-    /// Its replica differed from those of most members.
-    Diverged,
-    /// The cluster did not take it in.
-    NotTakenIn,
-    /// The round or the replica lost what it knew.
-    StateLost,
-}
-
-/// Why a new life is needed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Why {
-    Left(Left),
-    /// So many voters are gone for good that no majority can be left.
-    GroupOver,
-    Abandoned,
-    /// The cluster may have taken this life in without its knowing.
-    JoinGivenUp,
-    /// It pledged itself to as many sets as it may.
-    PledgesSpent,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Effect {
-    Send {
-        to: Name,
-        standing: Box<Standing>,
-    },
-    /// To the membership machine: epoch 1, round 1, with these members in this order.
-    Begin {
-        cluster: ClusterId,
-        members: Vec<Life>,
-    },
-    /// To the membership machine: ask that member to be taken in.
-    Join {
-        cluster: ClusterId,
-        via: Life,
-    },
-    /// End the membership, if there is one, then answer with `Incarnation`.
-    DrawIncarnation(Why),
-    /// Nothing more is taken from this node, and it is told why. The link stays, so that what it said of its cluster is known
-    /// to hold; and what becomes of a life in another cluster may decide whether this group is over.
-    Refuse {
-        name: Name,
-        why: Refusal,
-    },
-    /// To the membership machine, as a suspicion: the name of this member runs another life.
-    Superseded(Life),
-}
-
-/// Things worth counting.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Counts {
-    pub refused: u64,
-    /// Links to members of other clusters; each counts in `refused` too.
-    pub other_cluster: u64,
-    /// Messages that their sender may not send, or from nobody who is linked.
-    pub malformed: u64,
-    /// What the membership machine or the shell said at a time when it may not.
-    pub unexpected: u64,
-    pub pledges: u64,
-    pub pledges_lapsed: u64,
-    pub begun: u64,
-    pub joins: u64,
-    /// New lives that were asked for.
-    pub draws: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -394,7 +274,7 @@ impl Machine {
         self.supersede(&from, standing.incarnation, out);
         let ours = self.cluster();
         let Some(peer) = self.peers.get_mut(&from) else { return };
-        let before = peer.members.first().and(peer.cluster);
+        let before = peer.cluster.filter(|_| peer.has_said);
         peer.stands(standing);
         if let (Some(ours), Some(theirs)) = (ours, peer.cluster)
             && ours != theirs
@@ -523,7 +403,7 @@ impl Machine {
         }
     }
 
-    /// Ends this life. What others said of themselves stays true, what they pledged was for a set that is no more.
+    /// Ends this life. What others said of themselves stays true.
     fn draw(&mut self, now_us: u64, why: Why, out: &mut Vec<Effect>) {
         if let Phase::Inside { since_us, .. } = &self.phase
             && now_us.saturating_sub(*since_us) >= REJOIN_US_MAX
@@ -533,7 +413,6 @@ impl Machine {
         self.tries = self.tries.saturating_add(1);
         self.phase = Phase::Drawing;
         self.pledged.clear();
-        self.peers.forget_pledges();
         self.counts.draws += 1;
         out.push(Effect::DrawIncarnation(why));
     }
@@ -588,16 +467,11 @@ impl Machine {
     /// A member shows that a set was full to which this life had pledged itself.
     fn is_shown(&mut self, now_us: u64, out: &mut Vec<Effect>) -> bool {
         let me = self.life();
-        let shown = self.peers.heard().find_map(|(_, peer)| {
-            let founders = peer.founders.as_ref().filter(|f| f.holds(&me) && self.pledged.contains(&f.cluster()))?;
-            Some((founders.clone(), peer.members.contains(&me)))
-        });
-        match shown {
-            Some((founders, true)) => self.begin(now_us, founders, out),
-            // It has been evicted before it began.
-            Some((_, false)) => self.draw(now_us, Why::Left(Left::Evicted), out),
-            None => return false,
-        }
+        let full = |f: &&Founders| f.holds(&me) && self.pledged.contains(&f.cluster());
+        let shown = self.peers.heard().filter_map(|(_, peer)| peer.founders.as_ref()).find(full).cloned();
+        let Some(founders) = shown else { return false };
+        // Should it have been evicted since, the others tell it so.
+        self.begin(now_us, founders, out);
         true
     }
 
@@ -661,7 +535,7 @@ impl Machine {
 
     fn join(&mut self, now_us: u64, out: &mut Vec<Effect>) {
         // Who said no more than its hello is about to say who its founders are: this life may be one of them.
-        let inside = self.peers.heard().filter(|(_, peer)| !peer.members.is_empty());
+        let inside = self.peers.heard().filter(|(_, peer)| peer.has_said);
         let vias: Vec<(ClusterId, Life)> = inside
             .filter_map(|(name, peer)| {
                 Some((peer.cluster?, Life { name: name.clone(), incarnation: peer.incarnation }))
@@ -696,16 +570,22 @@ impl Machine {
         !voters.is_empty() && 2 * (voters.len() - gone) <= voters.len()
     }
 
-    /// Its name runs a newer life, which is not in this cluster; or this very life is in another cluster.
+    /// Its name runs a newer life; or this very life is in another cluster. A newer life that is in this cluster shows that
+    /// the voters known here are those of an earlier time, unless it is among the members known here: then the former life
+    /// still has a vote that nobody can cast.
     fn is_gone(&self, voter: &Life, (cluster, members): (ClusterId, &[Life])) -> bool {
+        if voter.name == self.me {
+            // A former life of one's own casts no vote either.
+            return voter.incarnation != self.incarnation;
+        }
         let Some(peer) = self.peers.get(&voter.name) else { return false };
         if peer.incarnation == voter.incarnation {
             return peer.cluster.is_some_and(|theirs| theirs != cluster) && !self.planted.newer_alone();
         }
         // Over a link that is down, what is known may be older than the voter is.
         let newer = peer.up || peer.former.contains(&voter.incarnation);
-        let joined = members.iter().any(|life| life.name == voter.name && life.incarnation == peer.incarnation);
-        newer && peer.cluster != Some(cluster) && !joined
+        let is_member = members.iter().any(|life| life.name == voter.name && life.incarnation == peer.incarnation);
+        newer && (is_member || peer.cluster != Some(cluster))
     }
 
     // -- what goes out
@@ -714,9 +594,7 @@ impl Machine {
         let place = match &self.phase {
             Phase::Outside { pledge } => Place::Outside { pledge: pledge.as_ref().map(|p| p.founders.clone()) },
             Phase::Joining { .. } | Phase::Drawing => Place::Outside { pledge: None },
-            Phase::Inside { cluster, founders, members, .. } => {
-                Place::Inside { cluster: *cluster, founders: founders.clone(), members: members.clone() }
-            }
+            Phase::Inside { cluster, founders, .. } => Place::Inside { cluster: *cluster, founders: founders.clone() },
         };
         Standing { incarnation: self.incarnation, place }
     }
@@ -749,55 +627,6 @@ impl Machine {
     fn barring(&self, name: &str) -> Option<Refusal> {
         let (name, mismatches) = self.mismatches.get_key_value(name).filter(|(_, m)| m.is_barred())?;
         Some(Refusal::Diverged { name: name.clone(), times: mismatches.times() })
-    }
-
-    /// Every invariant.
-    ///
-    /// # Errors
-    /// The first one that does not hold, in words.
-    pub fn check(&self) -> Result<(), String> {
-        let me = self.life();
-        let stands_in = match &self.phase {
-            Phase::Joining { cluster, .. } | Phase::Inside { cluster, .. } => Some(*cluster),
-            Phase::Outside { .. } | Phase::Drawing => self.entered,
-        };
-        if stands_in != self.entered || (self.entered.is_some() && matches!(self.phase, Phase::Outside { .. })) {
-            return Err(format!("B3: {me} entered {:?} and is in {stands_in:?}", self.entered));
-        }
-        let linked_inside = self.peers.up().find(|(_, peer)| peer.cluster.is_some());
-        match &self.phase {
-            Phase::Outside { pledge: Some(pledge) } => {
-                let names: Vec<&Name> = pledge.founders.lives().iter().map(|life| &life.name).collect();
-                let all = self.planted.some_names() || names.iter().copied().eq(&self.config.bootstrap);
-                if !all || !pledge.founders.holds(&me) || !pledge.founders.is_well_formed() {
-                    return Err(format!("B1: {me} pledged itself to {names:?}"));
-                }
-                if let Some((name, _)) = linked_inside {
-                    return Err(format!("B7: {me} is pledged while {name} is in a cluster"));
-                }
-            }
-            Phase::Inside { cluster, founders, members, voters, .. } => {
-                let founded = founders.as_ref().is_none_or(|f| f.cluster() == *cluster);
-                if !members.contains(&me) || !founded {
-                    return Err(format!("B2: {me} is in {cluster}"));
-                }
-                if !are_distinct(voters) || !are_distinct(members) {
-                    return Err(format!("B8: voters {voters:?} of {members:?}"));
-                }
-            }
-            Phase::Drawing if !self.pledged.is_empty() => return Err(format!("B3: {me} is pledged, and over")),
-            Phase::Outside { pledge: None } | Phase::Joining { .. } | Phase::Drawing => {}
-        }
-        if self.is_barred() && !matches!(self.phase, Phase::Outside { pledge: None } | Phase::Drawing) {
-            return Err(format!("B4: {me} is barred, and not outside"));
-        }
-        if self.waited_us.is_some_and(|wait| !(REJOIN_US_MIN..=REJOIN_US_MAX).contains(&wait)) {
-            return Err(format!("B5: waits {:?} us", self.waited_us));
-        }
-        if self.peers.len() > PEERS_MAX || self.pledged.len() > PLEDGES_MAX || self.mismatches.len() > PEERS_MAX + 1 {
-            return Err(format!("B6: {} names, {} pledges", self.peers.len(), self.pledged.len()));
-        }
-        Ok(())
     }
 }
 

@@ -151,6 +151,8 @@ pub struct Machine {
     /// Members whose digests or contributions showed that they differ.
     diverged: BTreeSet<Incarnation>,
     said_us: Option<u64>,
+    /// When it looks after the others next.
+    watch_us: u64,
     /// Outside: how far the state has come.
     transfer: Transfer,
     donations: BTreeMap<Incarnation, Donation>,
@@ -185,6 +187,7 @@ impl Machine {
             lack: None,
             diverged: BTreeSet::new(),
             said_us: None,
+            watch_us: 0,
             donations: BTreeMap::new(),
             leader: None,
             effects: Vec::new(),
@@ -227,7 +230,7 @@ impl Machine {
     pub fn poll_timeout(&self) -> Option<u64> {
         let round = self.round.as_ref().and_then(round::Machine::poll_timeout);
         let leaving = self.leaving_said_us.map(|said| said.saturating_add(self.config.report_after_us));
-        let due = [round, self.suspect_due_us(), leaving, self.transfer.next_us(), self.lead_next_us()];
+        let due = [round, self.watch_due_us(), leaving, self.transfer.next_us(), self.lead_next_us()];
         due.into_iter().flatten().min()
     }
 
@@ -397,6 +400,7 @@ impl Machine {
         self.diverged.clear();
         self.donations.clear();
         self.said_us = None;
+        self.watch_us = 0;
         self.links.retain(|peer, link| link.up || known.contains(peer));
         let early = std::mem::take(&mut self.early);
         for (from, contribution) in early {
@@ -450,10 +454,11 @@ impl Machine {
         self.consensus = consensus;
         if self.consensus.leader != before {
             let leads = self.consensus.leader == Some(self.life.incarnation);
-            self.leader = leads.then(|| Leader::new());
+            self.leader = leads.then(Leader::new);
             // What the last leader was told, the next one must be told.
             self.report_due = true;
             self.said_us = None;
+            self.watch_us = 0;
             self.leaving_said_us = None;
             self.transfer.say_again();
         }
@@ -496,6 +501,7 @@ impl Machine {
                 round::Effect::Dropped(dropped) => {
                     if let round::Dropped::Equivocation(member) = dropped {
                         self.diverged.insert(member);
+                        self.watch_us = 0;
                     }
                     out.push(Effect::Dropped(Dropped::Round(dropped)));
                 }
@@ -514,7 +520,10 @@ impl Machine {
             view.members.iter().map(|m| (m.incarnation, digest(m.incarnation))).collect();
         let losers = losers(&digests);
         let lost = losers.contains(&self.life.incarnation);
-        self.diverged.extend(losers);
+        if !losers.is_empty() {
+            self.diverged.extend(losers);
+            self.watch_us = 0;
+        }
         lost.then(|| Left::Diverged { round: Round(merged.round.0.saturating_sub(1)) })
     }
 

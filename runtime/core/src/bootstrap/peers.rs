@@ -1,6 +1,6 @@
 //! What a node knows of the others: who is linked, which life of a name runs, and where that stands.
 
-use super::lives::{Founders, Life, Name, are_distinct};
+use super::lives::{Founders, Life, Name};
 use crate::ids::{ClusterId, Incarnation};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -38,7 +38,6 @@ pub enum Place {
         cluster: ClusterId,
         /// The set that began the cluster, where the member knows it.
         founders: Option<Founders>,
-        members: Vec<Life>,
     },
 }
 
@@ -48,9 +47,8 @@ impl Standing {
         let me = Life { name: name.clone(), incarnation: self.incarnation };
         match &self.place {
             Place::Outside { pledge } => pledge.as_ref().is_none_or(|p| p.is_well_formed() && p.holds(&me)),
-            Place::Inside { cluster, founders, members } => {
-                let founded = |f: &Founders| f.is_well_formed() && f.cluster() == *cluster;
-                founders.as_ref().is_none_or(founded) && are_distinct(members) && members.contains(&me)
+            Place::Inside { cluster, founders } => {
+                founders.as_ref().is_none_or(|f| f.is_well_formed() && f.cluster() == *cluster)
             }
         }
     }
@@ -79,13 +77,13 @@ pub(super) struct Peer {
     pub(super) up: bool,
     pub(super) incarnation: Incarnation,
     pub(super) refused: Option<Refusal>,
+    /// Whether it has said more than its hello.
+    pub(super) has_said: bool,
     /// The cluster it is in, by its hello or what it said since.
     pub(super) cluster: Option<ClusterId>,
     /// Of that cluster.
     pub(super) founders: Option<Founders>,
-    pub(super) members: Vec<Life>,
-    /// The latest set to which a life of this name pledged itself. It stays when the link is gone or another life runs:
-    /// a pledge holds for who made it.
+    /// The set to which this life is pledged, as far as is known. It stays when the link is gone: a pledge holds for a time.
     pub(super) pledge: Option<Founders>,
     /// The last lives before this one.
     pub(super) former: Vec<Incarnation>,
@@ -101,13 +99,15 @@ impl Peer {
             up: true,
             incarnation: hello.incarnation,
             refused: None,
+            has_said: false,
             cluster: hello.cluster,
             founders: None,
-            members: Vec::new(),
-            pledge: known.and_then(|known| known.pledge.clone()),
-            former: known.map_or_else(Vec::new, |known| known.former.clone()),
+            pledge: None,
+            former: Vec::new(),
         };
         if let Some(known) = known {
+            peer.former = known.former.clone();
+            peer.pledge = known.pledge.clone().filter(|_| known.incarnation == hello.incarnation);
             peer.outlives(known.incarnation);
         }
         peer
@@ -127,15 +127,11 @@ impl Peer {
     pub(super) fn stands(&mut self, standing: Standing) {
         let former = std::mem::replace(&mut self.incarnation, standing.incarnation);
         self.outlives(former);
-        match standing.place {
-            Place::Outside { pledge } => {
-                (self.cluster, self.founders, self.members) = (None, None, Vec::new());
-                self.pledge = pledge.or(self.pledge.take());
-            }
-            Place::Inside { cluster, founders, members } => {
-                (self.cluster, self.founders, self.members) = (Some(cluster), founders, members);
-            }
-        }
+        self.has_said = true;
+        (self.cluster, self.founders, self.pledge) = match standing.place {
+            Place::Outside { pledge } => (None, None, pledge),
+            Place::Inside { cluster, founders } => (Some(cluster), founders, None),
+        };
     }
 }
 
@@ -166,8 +162,9 @@ impl Peers {
         true
     }
 
-    pub(super) fn forget_pledges(&mut self) {
-        self.0.values_mut().for_each(|peer| peer.pledge = None);
+    #[cfg(test)]
+    pub(super) fn retain_former(&mut self, keep: impl Fn(Incarnation) -> bool) {
+        self.0.values_mut().for_each(|peer| peer.former.retain(|life| keep(*life)));
     }
 
     /// With a link, whatever else is wrong with them.

@@ -59,20 +59,21 @@ impl Machine {
             return;
         }
         match &self.round {
-            Some(round) if round.completed().0 + 1 == level.round.0 => {
+            Some(round) if round.completed().0.checked_add(1) == Some(level.round.0) => {
                 self.lack = Some(Lack { level, asked: None });
                 self.fetch(out);
             }
-            Some(_) => self.report_due = true,
+            // It stands there, so its report did not come through. Nothing else is answered: it could not be told otherwise.
+            Some(round) => self.report_due |= round.completed() == level.round,
             None => {
-                // What only the evicted completed never happened: a state that holds it is void.
                 let standing = self.transfer.standing().map(|(completed, ..)| completed);
                 let ahead = standing.is_some_and(|completed| completed > level.round);
                 let behind = standing.is_some_and(|completed| completed < level.round);
                 if ahead || behind && self.transfer.is_orphan() {
+                    // What only the evicted completed never happened: a state that holds it is void.
                     self.turn_from_donor(out);
                 }
-                self.report_due = true;
+                self.report_due |= standing == Some(level.round);
             }
         }
     }

@@ -148,7 +148,7 @@ impl Transfer {
     pub(super) fn check(&self) -> Result<(), String> {
         let Some(given) = &self.given else { return Ok(()) };
         let rounds = given.waiting.iter().map(|merged| merged.round.0);
-        let consecutive = rounds.zip(given.round.0 + 1..).all(|(round, next)| round == next);
+        let consecutive = rounds.zip(given.round.0.saturating_add(1)..).all(|(round, next)| round == next);
         if !consecutive || given.waiting.iter().any(|merged| merged.epoch != given.epoch) {
             return Err(format!("M7: a gap behind {}", given.round));
         }
@@ -260,7 +260,7 @@ impl Machine {
             out.push(Effect::Dropped(Dropped::Unasked));
             return;
         };
-        let next = given.round.0 + given.waiting.len() as u64 + 1;
+        let next = given.round.0.saturating_add(given.waiting.len() as u64 + 1);
         given.bytes = given.bytes.saturating_add(donate::bytes(&merged));
         let fits = merged.round.0 == next && given.bytes <= self.config.transfer_bytes_max;
         given.waiting.push_back(merged);

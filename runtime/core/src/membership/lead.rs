@@ -64,6 +64,13 @@ impl Leader {
         self.owing.keys().copied().collect()
     }
 
+    /// What a member might see, as if it had been gathered until now.
+    #[cfg(test)]
+    pub(super) fn suppose(&mut self, now_us: u64, sight: Sight) {
+        self.gathering_since_us = Some(now_us);
+        self.sights.insert(sight.by, sight);
+    }
+
     pub(super) fn check(&self, agreed: Option<&Agreed>) -> Result<(), String> {
         let pending = agreed.and_then(Agreed::change);
         if let Some((of, report)) = self.reports.iter().find(|(_, report)| Some(report.change) != self.change) {
@@ -249,7 +256,11 @@ impl Machine {
                 out_now.retain(|l| !self.is_linked(l.incarnation));
                 again = go_on_without(agreed, &out_now);
             }
-            self.propose_freeze(now_us, leader, (agreed, again), out);
+            if out_now.is_empty() {
+                leader.next_us = Some(now_us.saturating_add(self.config.report_after_us));
+            } else {
+                self.propose_freeze(now_us, leader, (agreed, again), out);
+            }
         } else if let Some(cut) = cut.filter(|_| leader.owing.is_empty()) {
             self.judge_and_install(now_us, leader, agreed, (change, cut), out);
         }

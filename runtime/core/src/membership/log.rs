@@ -203,7 +203,8 @@ impl Agreed {
         let leaving: Vec<Incarnation> = freeze.leaving.iter().map(|l| l.incarnation).collect();
         let joining: Vec<Incarnation> = freeze.joining.iter().map(|j| j.incarnation).collect();
         let fits = leaving.iter().all(|l| is_member(*l)) && !joining.iter().any(|j| is_member(*j));
-        if !fits || !once(&leaving) || !once(&joining) || leaving.len() >= self.members.len() {
+        let sized = freeze.joining.iter().all(|j| j.ranks <= RANKS_MAX);
+        if !fits || !sized || !once(&leaving) || !once(&joining) || leaving.len() >= self.members.len() {
             return Err(Ignored::Unfit);
         }
         if leaving.is_empty() && joining.is_empty() && self.pending.is_none() {
@@ -237,7 +238,7 @@ impl Agreed {
         if pending.change != install.change && fenced {
             return Err(Ignored::OtherChange);
         }
-        if install.epoch.0 != self.epoch.0 + 1 || install.cut.0 + 1 < self.first_round.0 {
+        if install.epoch.0 != self.epoch.0 + 1 || install.cut < self.view().cut() || install.cut.0 == u64::MAX {
             return Err(Ignored::OtherEpoch);
         }
         if install.members != self.members_next() && fenced {
@@ -358,6 +359,9 @@ impl Leaver {
         before.why == Why::Politely || self.why != Why::Politely
     }
 }
+
+/// Ranks that one node hosts at most: more than any machine has devices.
+const RANKS_MAX: u32 = 1024;
 
 /// Voters at most: with more, each entry waits for more of them and no more failures are borne in practice.
 pub const VOTERS_MAX: usize = 5;

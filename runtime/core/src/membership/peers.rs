@@ -16,6 +16,7 @@ impl Machine {
             self.link_down(now_us, other, out);
         }
         self.links.insert(incarnation, Link { name, replaces, up: true, since_us: now_us });
+        self.watch_us = 0;
         if let Some(round) = &self.round {
             let (cluster, epoch, completed) = (round.cluster(), round.view().epoch, round.completed());
             // What was on its way when the link was down is lost.
@@ -41,6 +42,7 @@ impl Machine {
         let member = self.is_member(peer);
         let Some(link) = self.links.get_mut(&peer).filter(|link| link.up) else { return };
         link.up = false;
+        self.watch_us = 0;
         link.since_us = now_us;
         if !member {
             self.links.remove(&peer);

@@ -35,6 +35,10 @@ impl Machine {
 
     /// Members that are gone for certain.
     fn gone(&self) -> Vec<Leaver> {
+        let fresh = self.links.values().any(|link| link.up && link.since_us > self.view_since_us);
+        if !fresh && self.diverged.is_empty() {
+            return Vec::new();
+        }
         let mut gone = Vec::new();
         for member in self.others() {
             let incarnation = member.incarnation;
@@ -70,23 +74,39 @@ impl Machine {
     }
 
     /// When this member will have something to say, if nothing changes.
-    pub(super) fn suspect_due_us(&self) -> Option<u64> {
-        if self.round.is_none() || self.pending().is_some() {
-            return None;
-        }
+    fn suspicion_due_us(&self) -> Option<u64> {
         let down = self.others().filter_map(|m| self.down_since_us(m.incarnation)).min();
         let waits = self.waits_for().map(|(since_us, _)| since_us);
         let soft = down.into_iter().chain(waits).min().map(|since| since.saturating_add(self.config.suspect_after_us));
         let due = if self.gone().is_empty() { soft? } else { 0 };
-        let again = self.said_us.map_or(0, |said| said.saturating_add(self.config.suspicion_gather_us.max(1)));
+        let again = self.said_us.map_or(0, |said| said.saturating_add(self.watch_interval_us()));
         Some(due.max(again))
     }
 
+    fn watch_interval_us(&self) -> u64 {
+        self.config.suspicion_gather_us.clamp(1, self.config.suspect_after_us.max(1))
+    }
+
+    /// When this member looks after the others next: it costs as much as there are members, so not with every input. What
+    /// begins between two looks is due behind the next one; a link that changes is looked after at once.
+    pub(super) fn watch_due_us(&self) -> Option<u64> {
+        (self.round.is_some() && self.pending().is_none()).then_some(self.watch_us)
+    }
+
     pub(super) fn suspect_if_due(&mut self, now_us: u64, out: &mut Vec<Effect>) {
-        if self.suspect_due_us().is_none_or(|due| now_us < due) {
+        if self.watch_due_us().is_none_or(|due| now_us < due) {
             return;
         }
-        self.said_us = Some(now_us);
+        let due = self.suspicion_due_us();
+        if due.is_some_and(|due| due <= now_us) {
+            self.said_us = Some(now_us);
+            self.suspect(now_us, out);
+        }
+        let later = due.filter(|due| *due > now_us).unwrap_or(u64::MAX);
+        self.watch_us = now_us.saturating_add(self.watch_interval_us()).min(later);
+    }
+
+    fn suspect(&mut self, now_us: u64, out: &mut Vec<Effect>) {
         // Others began to wait a moment later: what has lasted half as long is said too, so that all accuse alike.
         let Some(sight) = self.sight(now_us, self.config.suspect_after_us / 2).map(Box::new) else { return };
         match self.consensus.leader.filter(|leader| self.is_linked(*leader)) {

@@ -3,6 +3,8 @@
 
 mod cluster;
 mod faults;
+mod garbage;
+mod model;
 mod planted;
 mod random;
 mod rows;

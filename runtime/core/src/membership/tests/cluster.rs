@@ -508,12 +508,12 @@ impl Cluster {
         let at = self.draw.below(self.proposals.len() as u64) as usize;
         let command = self.proposals.remove(at);
         self.proposed.push(command.clone());
-        if !(lossy && self.draw.one_in(6)) {
+        if !(lossy && self.draw.one_in(4)) {
             self.append(command);
         }
         // What was lost, or what came through before, may come now.
-        if lossy && self.draw.one_in(4) {
-            let among = self.proposed.len().min(6) as u64;
+        if lossy && self.draw.one_in(2) {
+            let among = self.proposed.len().min(5) as u64;
             let at = self.proposed.len() - 1 - self.draw.below(among) as usize;
             self.append(self.proposed[at].clone());
         }

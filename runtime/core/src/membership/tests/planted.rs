@@ -23,7 +23,7 @@ fn an_install_on_a_majority_of_reports_is_caught() {
 
 #[test]
 fn contributions_of_an_older_epoch_are_caught() {
-    is_caught(Some(Planted::NoEpochCheck), false, 100);
+    is_caught(Some(Planted::NoEpochCheck), false, 600);
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn a_round_completed_while_frozen_is_caught() {
 
 #[test]
 fn an_install_of_another_change_is_caught() {
-    is_caught(Some(Planted::InstallWithoutChange), false, 400);
+    is_caught(Some(Planted::InstallWithoutChange), false, 1000);
 }
 
 #[test]

@@ -205,19 +205,23 @@ impl Rig {
 }
 
 fn sent(effects: &[Effect]) -> Vec<(u64, &Message)> {
-    let sent = |effect| match effect {
-        &Effect::Send { to, ref message } => Some((to.0, &**message)),
-        _ => None,
-    };
-    effects.iter().filter_map(sent).collect()
+    let mut sent = Vec::new();
+    for effect in effects {
+        if let Effect::Send { to, message } = effect {
+            sent.push((to.0, &**message));
+        }
+    }
+    sent
 }
 
 fn proposed(effects: &[Effect]) -> Vec<&Command> {
-    let proposed = |effect| match effect {
-        &Effect::Propose(ref command) => Some(command),
-        _ => None,
-    };
-    effects.iter().filter_map(proposed).collect()
+    let mut proposed = Vec::new();
+    for effect in effects {
+        if let Effect::Propose(command) = effect {
+            proposed.push(command);
+        }
+    }
+    proposed
 }
 
 #[test]
