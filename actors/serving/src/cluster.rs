@@ -2,8 +2,10 @@
 
 use crate::Settings;
 use crate::clock::Clock;
+use crate::directory::Seat;
 use starling_actors::{Node, NodeName};
-use starling_core::view::{Machine, Seat, Standstill};
+use starling_core::ids::Incarnation;
+use starling_core::membership::{Leaver, Machine, Why};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -50,6 +52,13 @@ impl Health {
     }
 }
 
+/// No round completes, since when, and which members it waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Still {
+    pub(crate) since_us: u64,
+    pub(crate) waits_for: Vec<Seat>,
+}
+
 /// Turns what the round machine says into what people are told, once it lasts.
 pub(crate) struct Watch {
     suspect_after_us: u64,
@@ -67,7 +76,7 @@ enum Told {
 
 /// Something to tell.
 pub(crate) enum News {
-    Still(Standstill),
+    Still(Still),
     Moving,
 }
 
@@ -77,13 +86,13 @@ impl Watch {
     }
 
     /// When a standstill that just began is one.
-    pub(crate) fn due_us(&self, standstill: Option<&Standstill>) -> Option<u64> {
+    pub(crate) fn due_us(&self, standstill: Option<&Still>) -> Option<u64> {
         let told = matches!(self.told, Told::Still(_));
         standstill.filter(|_| !told).map(|s| s.since_us.saturating_add(self.suspect_after_us))
     }
 
     /// What changed.
-    pub(crate) fn look(&mut self, now_us: u64, standstill: Option<&Standstill>) -> Option<News> {
+    pub(crate) fn look(&mut self, now_us: u64, standstill: Option<&Still>) -> Option<News> {
         let (told, news) = match standstill {
             None => (Told::Moving, News::Moving),
             Some(s) if now_us.saturating_sub(s.since_us) >= self.suspect_after_us => {
@@ -129,6 +138,10 @@ impl Pace {
     }
 }
 
+fn hex(incarnation: Incarnation) -> String {
+    format!("{:016x}", incarnation.0)
+}
+
 /// The cluster as one member sees it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ClusterReport {
@@ -137,7 +150,44 @@ pub struct ClusterReport {
     pub epoch: u64,
     pub round: u64,
     pub rounds_per_s: f64,
+    /// The member that leads changes, if one does.
+    pub leader: Option<String>,
+    /// Changes of the view are under way.
+    pub changing: bool,
+    pub last_change: Option<ChangeReport>,
     pub members: Vec<MemberReport>,
+}
+
+/// The last change of the view.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct ChangeReport {
+    /// Of the view that it came to.
+    pub epoch: u64,
+    /// The last round before it.
+    pub cut: u64,
+    /// Members that left, and why.
+    pub left: Vec<LeftReport>,
+    /// Names of those that joined.
+    pub joined: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct LeftReport {
+    pub name: String,
+    pub incarnation: String,
+    pub why: String,
+}
+
+fn said(why: Why) -> &'static str {
+    match why {
+        Why::Politely => "left politely",
+        Why::LinkDown => "its link was down",
+        Why::Silent => "its contributions were missing",
+        Why::Restarted => "its name runs another life",
+        Why::Diverged => "its replica differed",
+        Why::Unreported => "it did not report",
+        Why::Replaced => "its round actor started over",
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -145,6 +195,7 @@ pub struct MemberReport {
     pub name: String,
     /// Of its life in the view, in hexadecimal: JSON numbers may not hold it. Empty in no view.
     pub incarnation: String,
+    pub in_view: bool,
     pub ranks: Vec<u32>,
     pub state: MemberState,
     /// Since anything came from it; 0 for this node, absent without a link.
@@ -166,7 +217,7 @@ pub enum MemberState {
 pub(crate) fn report(
     settings: &Settings,
     machine: &Machine,
-    (watch, pace): (&Watch, &Pace),
+    (watch, pace, known): (&Watch, &Pace, &[(Incarnation, Seat)]),
     (node, now_us): (&Node, u64),
 ) -> ClusterReport {
     let links = node.links();
@@ -179,10 +230,12 @@ pub(crate) fn report(
             Some(_) if watch.suspects(seat) => MemberState::Suspected,
             Some(_) => MemberState::Up,
         };
-        let life = machine.view().and_then(|view| view.members.get(index));
+        let places = machine.agreed().into_iter().flat_map(|agreed| &agreed.members);
+        let life = places.into_iter().find(|place| *place.name.0 == *member.name.as_str());
         MemberReport {
             name: member.name.to_string(),
-            incarnation: life.map_or_else(String::new, |member| format!("{:016x}", member.incarnation.0)),
+            incarnation: life.map_or_else(String::new, |place| hex(place.incarnation)),
+            in_view: life.is_some(),
             ranks: life.map_or_else(Vec::new, |member| member.ranks.iter().map(|rank| rank.0).collect()),
             state,
             completed: (seat == settings.seat()).then_some(machine.completed().0),
@@ -190,11 +243,34 @@ pub(crate) fn report(
         }
     };
     let round = machine.completed().0;
+    let status = machine.status();
+    let places = || machine.agreed().into_iter().flat_map(|agreed| &agreed.members);
+    // Who has left is known by what it said when it was linked.
+    let former =
+        |life| known.iter().rev().find(|(of, _)| *of == life).map(|(_, seat)| settings.name_of(*seat).to_owned());
+    let name_of = |life| {
+        let place = places().find(|place| place.incarnation == life);
+        place.map(|place| place.name.to_string()).or_else(|| former(life))
+    };
+    let named = |life| name_of(life).unwrap_or_else(|| hex(life));
+    let left = |leaver: &Leaver| LeftReport {
+        name: named(leaver.incarnation),
+        incarnation: hex(leaver.incarnation),
+        why: said(leaver.why).to_owned(),
+    };
     ClusterReport {
         cluster: machine.cluster().map_or_else(String::new, |cluster| format!("{:016x}", cluster.0)),
         epoch: machine.view().map_or(0, |view| view.epoch.0),
         round,
         rounds_per_s: pace.rounds_per_s(now_us, round),
+        leader: status.leader.and_then(name_of),
+        changing: status.pending.is_some(),
+        last_change: status.last.map(|past| ChangeReport {
+            epoch: past.epoch.0,
+            cut: past.cut.0,
+            left: past.leaving.iter().map(left).collect(),
+            joined: past.joining.iter().copied().map(named).collect(),
+        }),
         members: settings.members.iter().enumerate().map(member).collect(),
     }
 }

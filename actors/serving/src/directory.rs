@@ -2,10 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 use starling_core::ids::RankId;
-use starling_core::view::Seat;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
+
+/// A place in the list of those that may be members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Seat(pub u32);
+
+impl fmt::Display for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seat {}", self.0)
+    }
+}
 
 /// A rank's place among those of its node, from 0. Its id in the cluster is given by the view, and is another one when the node
 /// was out of it.

@@ -1,6 +1,7 @@
 //! A rank's GPU worker: owns the step planner, and the backend on its own OS thread.
 
 use crate::clock::Clock;
+use crate::directory::Seat;
 use crate::observer::Observer;
 use crate::outlet::Outlet;
 use crate::wakeup::Wakeup;
@@ -16,7 +17,6 @@ use starling_core::rejection::Rejection;
 use starling_core::replica::Decision;
 use starling_core::round::{Begun, Lockstep, Turn};
 use starling_core::step::{Sampled, Step};
-use starling_core::view::Seat;
 use starling_gpu::{Backend, StepError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,11 +43,11 @@ pub enum Message {
     /// In lockstep: a round was applied, or a view installed; what it decided for this rank was said before.
     #[serde(skip)]
     Step(Turn),
-    /// A new view: its ingresses by seat, and the attempts that the replica counts as open here. What runs and is not among
+    /// A new view: its ingresses and where they sit, and the attempts that the replica counts as open here. What runs and is not among
     /// them ends; its blocks stay as reusable prefixes.
     #[serde(skip)]
     Reconcile {
-        ingresses: Arc<[Incarnation]>,
+        ingresses: Arc<[(Incarnation, Seat)]>,
         open: Arc<[(AttemptKey, RequestNumber)]>,
         /// Whether what is open and not here is to be reported as lost.
         report_lost: bool,
@@ -98,7 +98,7 @@ pub struct GpuWorker {
     lockstep: Lockstep,
     expected: Expected<(Box<Prompt>, TraceContext)>,
     /// Where the ingresses of the view sit.
-    ingresses: Arc<[Incarnation]>,
+    ingresses: Arc<[(Incarnation, Seat)]>,
     /// The ways to the ingresses of other nodes, once something was sent there.
     outlets: BTreeMap<Seat, Outlet>,
     traced: BTreeMap<AttemptKey, Traced>,
@@ -187,13 +187,13 @@ impl GpuWorker {
     /// An ingress that is not in the view is gone, and its requests with it. One that is down here announces its streams
     /// again.
     fn tell_ingress(&mut self, context: &Context<'_, Message>, ingress: Incarnation, message: ingress::Message) {
-        let Some(at) = self.ingresses.iter().position(|known| *known == ingress) else { return };
-        if at == self.settings.me {
+        let Some((_, seat)) = self.ingresses.iter().find(|(known, _)| *known == ingress) else { return };
+        if *seat == self.settings.seat() {
             let _ = self.addresses.ingress.tell(context.trace(), message);
             return;
         }
-        if let Some(address) = self.addresses.ingresses.get(at) {
-            let outlet = self.outlets.entry(Seat(at as u32)).or_insert_with(|| Outlet::to(address.clone()));
+        if let Some(address) = self.addresses.ingresses.get(seat.0 as usize) {
+            let outlet = self.outlets.entry(*seat).or_insert_with(|| Outlet::to(address.clone()));
             outlet.send(context.trace(), message);
         }
     }

@@ -92,6 +92,8 @@ struct Client {
 
 pub struct Ingress {
     machine: Machine,
+    /// Of this member: the keys of its requests hold it.
+    life: Option<Incarnation>,
     clients: BTreeMap<Ticket, Client>,
     over: Over,
     texts: Arc<OnceLock<Arc<dyn Texts>>>,
@@ -107,6 +109,7 @@ impl Ingress {
     pub fn new(around: &Surroundings) -> Self {
         Self {
             machine: Machine::new(around.settings.ingress_config()),
+            life: None,
             clients: BTreeMap::new(),
             over: Over::default(),
             texts: Arc::clone(&around.texts),
@@ -219,8 +222,13 @@ impl Ingress {
     }
 
     fn decided(&mut self, context: &mut Context<'_, Message>, decided: &Decided) {
+        // Those of other ingresses may have the same numbers.
+        let own = self.life;
+        let is_own = |key: RequestKey| Some(key.ingress) == own;
         for decision in &decided.decisions {
             match decision {
+                Decision::Enqueued { key, .. } if !is_own(*key) => {}
+                Decision::Placed { attempt, .. } if !is_own(attempt.key) => {}
                 Decision::Enqueued { key, .. } => self.enqueued(context, *key, decided.ended),
                 Decision::Placed { attempt, rank, why, .. } => {
                     self.placed(context, *attempt, decided, (*rank, why));
@@ -344,7 +352,10 @@ impl Actor for Ingress {
             Message::Refused { attempt, rejection } => {
                 self.drive(context, Input::Refused { attempt, rejection });
             }
-            Message::NewCluster(incarnation) => self.drive(context, Input::NewCluster(incarnation)),
+            Message::NewCluster(incarnation) => {
+                self.life = Some(incarnation);
+                self.drive(context, Input::NewCluster(incarnation));
+            }
             Message::Standstill(waits_for) => self.drive(context, Input::Standstill(waits_for)),
             Message::Unreachable(ranks) => self.drive(context, Input::Unreachable(ranks)),
             Message::Undelivered(attempt) => self.drive(context, Input::PromptUndelivered { attempt }),

@@ -1,6 +1,7 @@
 //! A rank's KV manager: owns the machine that knows which blocks hold what, and alone reserves them.
 
 use crate::clock::Clock;
+use crate::directory::Seat;
 use crate::wakeup::Wakeup;
 use crate::{Addresses, LocalRank, RankAddresses, Surroundings, gpu_worker, queue};
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,6 @@ use starling_core::ids::{AttemptKey, RequestNumber, Round};
 use starling_core::kv::cache::rebalance;
 use starling_core::kv::{ConfigError, Effect, Explanation, Forget, Forgotten, Input, Manager};
 use starling_core::round::Chain;
-use starling_core::view::Seat;
 use std::sync::Arc;
 use std::time::SystemTime;
 

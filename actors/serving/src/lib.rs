@@ -27,9 +27,11 @@ mod cluster;
 mod directory;
 mod everywhere;
 mod forget;
+mod gate;
 mod gpu_worker;
 mod ingress;
 mod kv_manager;
+pub mod log;
 mod observer;
 mod outlet;
 mod queue;
@@ -41,7 +43,7 @@ mod stopwatch;
 mod stream;
 mod wakeup;
 
-pub use cluster::{ClusterReport, MemberReport, MemberState};
+pub use cluster::{ChangeReport, ClusterReport, LeftReport, MemberReport, MemberState};
 pub use directory::LocalRank;
 pub use everywhere::Unanswered;
 pub use forget::{ForgetReport, RankForgotten, Texts};
@@ -54,10 +56,11 @@ pub use stream::{Completion, TokenStream};
 
 use clock::Clock;
 use cluster::Health;
-use directory::{Directory, Place};
+use directory::{Directory, Place, Seat};
+use gate::Gate;
+use log::Logs;
 use starling_actors::{Address, Carrier, Node};
 use starling_core::ids::RankId;
-use starling_core::view::Seat;
 use std::sync::{Arc, OnceLock};
 
 /// Where the serving actors are reached: those of this node, and what other nodes let us reach.
@@ -88,6 +91,8 @@ pub(crate) struct RankAddresses {
 /// Versions of message types that travel between nodes, 0 where none is said. Each is raised whenever its type changes: nodes
 /// of different versions refuse each other's messages.
 mod schema {
+    /// Of [`queue::Message`](super::queue::Message): 1 lets members come and go.
+    pub(super) const QUEUE: u32 = 1;
     /// Of [`ingress::Message`](super::ingress::Message): 1 carries the most probable tokens, 2 asks to forget and to find.
     pub(super) const INGRESS: u32 = 2;
     /// Of [`kv_manager::Message`](super::kv_manager::Message).
@@ -114,7 +119,7 @@ impl Addresses {
         let members = || settings.members.iter().enumerate();
         let queues = members().map(|(seat, member)| match here(seat) {
             true => node.address("queue"),
-            false => node.remote(&member.name, "queue").over(Carrier::Rounds),
+            false => node.remote_schema(&member.name, "queue", schema::QUEUE).over(Carrier::Rounds),
         });
         let ingresses = members().map(|(seat, member)| match here(seat) {
             true => node.address("ingress"),
@@ -150,7 +155,7 @@ impl Addresses {
     /// Lets the other members reach what the protocol needs, and nothing else.
     pub(crate) fn expose(node: &Node, settings: &Settings) {
         if settings.members.len() > 1 {
-            node.expose::<queue::Message>("queue");
+            node.expose_schema::<queue::Message>("queue", schema::QUEUE);
             node.expose_schema::<ingress::Message>("ingress", schema::INGRESS);
             for rank in settings.own_ranks() {
                 node.expose_schema::<gpu_worker::Message>(&worker_name(rank), schema::WORKER);
@@ -184,6 +189,8 @@ pub(crate) struct Surroundings {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) clock: Clock,
     pub(crate) health: Arc<Health>,
+    pub(crate) gate: Gate,
+    pub(crate) logs: Arc<dyn Logs>,
     /// What the node's edge keeps of conversations, once it has said so.
     pub(crate) texts: Arc<OnceLock<Arc<dyn Texts>>>,
 }

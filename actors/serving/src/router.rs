@@ -1,6 +1,7 @@
 //! The router, one a node: owns the replica. Applies each completed round and hands its decisions to those they concern.
 
 use crate::cluster::Health;
+use crate::directory::Seat;
 use crate::gpu_worker::RankReport;
 use crate::observer::{Observer, RoundReport};
 use crate::{Addresses, LocalRank, Settings, Surroundings, gpu_worker, kv_manager};
@@ -8,7 +9,6 @@ use starling_actors::{Actor, ActorError, Context, Reply};
 use starling_core::ids::{AttemptKey, Epoch, Incarnation, RankId, RequestKey, RequestNumber, Round};
 use starling_core::replica::{Decision, Replica, Snapshot};
 use starling_core::round::{Chain, Entry, Merged, RankSnapshot, Turn, View};
-use starling_core::view::{Change, Seat};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -17,17 +17,22 @@ use std::time::{Instant, SystemTime};
 const RECENT_PLACEMENTS: usize = 64;
 
 pub enum Message {
-    /// A new view, and the ids that it gives to the ranks of this node. With a state the replica starts from that; in the first
-    /// view of a cluster it starts empty.
+    /// A new view, the ids that it gives to the ranks of this node, and where the ingresses sit. In the first view of a cluster
+    /// the replica starts empty.
     Install {
         view: View,
         own: Vec<RankId>,
-        replica: Option<Box<Snapshot>>,
+        ingresses: Arc<[(Incarnation, Seat)]>,
+        /// Left of their own will.
+        polite: Vec<Incarnation>,
     },
-    /// Members that join want the replica's state.
+    /// To somebody outside a view: begin with this state, and go on by rounds.
+    Restore(Box<Snapshot>),
+    /// A member that joins wants the replica's state.
     Donate {
-        change: Change,
-        to: Vec<Seat>,
+        to: Incarnation,
+        epoch: Epoch,
+        round: Round,
     },
     Round(Box<Merged>),
     /// The rank is done with the attempt, or cannot run it.
@@ -84,8 +89,10 @@ struct Ledger {
 pub struct Router {
     settings: Arc<Settings>,
     replica: Option<Replica>,
-    /// Those of the view, by seat.
-    ingresses: Arc<[Incarnation]>,
+    /// A view was installed.
+    installed: bool,
+    /// Those of the view, and where they sit.
+    ingresses: Arc<[(Incarnation, Seat)]>,
     /// The ids that the view gives to the ranks of this node.
     own: Vec<RankId>,
     /// By place, as `own`.
@@ -104,6 +111,7 @@ impl Router {
         Self {
             settings: Arc::clone(&around.settings),
             replica: None,
+            installed: false,
             ingresses: Arc::default(),
             own: Vec::new(),
             ledgers: around.settings.own_ranks().map(ledger).collect(),
@@ -133,19 +141,17 @@ impl Router {
         &mut self,
         context: &Context<'_, Message>,
         view: View,
-        snapshot: Option<Box<Snapshot>>,
+        polite: &[Incarnation],
     ) -> Result<(), ActorError> {
         let started = SystemTime::now();
-        let fresh = self.replica.is_none();
-        let mut replica = match (snapshot, self.replica.take()) {
-            (Some(snapshot), _) => Replica::restore(*snapshot, &self.settings.replica)?,
-            (None, Some(replica)) => replica,
-            (None, None) if view.epoch == Epoch(1) => Replica::new(view.clone(), self.settings.replica.clone()),
-            (None, None) => return Err(format!("no state for the view of {}", view.epoch).into()),
+        let fresh = !std::mem::replace(&mut self.installed, true);
+        let mut replica = match self.replica.take() {
+            Some(replica) => replica,
+            None if view.epoch == Epoch(1) => Replica::new(view.clone(), self.settings.replica.clone()),
+            None => return Err(format!("no state for the view of {}", view.epoch).into()),
         };
         let mut decisions = Vec::new();
-        self.ingresses = view.members.iter().map(|member| member.incarnation).collect();
-        replica.install(view, &[], &mut decisions)?;
+        replica.install(view, polite, &mut decisions)?;
         let (round, ready) = (replica.round(), replica.ready());
         self.reconcile(context, &replica, fresh);
         self.replica = Some(replica);
@@ -391,14 +397,20 @@ impl Actor for Router {
 
     fn handle(&mut self, context: &mut Context<'_, Message>, message: Message) -> Result<(), ActorError> {
         match message {
-            Message::Install { view, own, replica } => {
-                self.own = own;
-                self.install(context, view, replica)?;
+            Message::Install { view, own, ingresses, polite } => {
+                (self.own, self.ingresses) = (own, ingresses);
+                self.install(context, view, &polite)?;
             }
-            Message::Donate { change, to } => {
+            Message::Restore(snapshot) => {
+                let replica = Replica::restore(*snapshot, &self.settings.replica)?;
+                let said = crate::queue::Message::Applied(replica.last_said());
+                self.replica = Some(replica);
+                self.addresses.queue.tell(context.trace(), said)?;
+            }
+            Message::Donate { to, epoch, round } => {
                 if let Some(replica) = &self.replica {
                     let replica = Box::new(replica.snapshot());
-                    let donated = crate::queue::Message::Donated { change, to, replica };
+                    let donated = crate::queue::Message::Donated { to, epoch, round, replica };
                     let _ = self.addresses.queue.tell(context.trace(), donated);
                 }
             }
@@ -420,6 +432,7 @@ impl Actor for Router {
     fn kind(message: &Message) -> &'static str {
         match message {
             Message::Install { .. } => "install",
+            Message::Restore(_) => "restore",
             Message::Donate { .. } => "donate",
             Message::Round(_) => "round",
             Message::Finished { .. } => "finished",

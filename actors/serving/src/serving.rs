@@ -3,9 +3,12 @@
 use crate::api::Submission;
 use crate::clock::Clock;
 use crate::cluster::{ClusterReport, Health};
+use crate::directory::Seat;
+use crate::gate::Gate;
 use crate::gpu_worker::GpuWorker;
 use crate::ingress::Ingress;
 use crate::kv_manager::KvManager;
+use crate::log::{LocalLogs, Logs};
 use crate::observer::Observer;
 use crate::queue::Queue;
 use crate::router::{PlacementDebug, Router};
@@ -16,7 +19,6 @@ use starling_actors::{
     ActorError, ActorSpec, Address, AskError, Node, StartError, Strategy, SupervisorSpec, TraceContext, Tree, TreeExit,
 };
 use starling_core::ids::RankId;
-use starling_core::view::Seat;
 use starling_gpu::Backend;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -95,6 +97,21 @@ impl Serving {
         backends: Arc<dyn Backends>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, ServingError> {
+        let logs = Arc::new(LocalLogs::new(settings.changes.members_max));
+        Self::start_with(node, settings, backends, observer, logs).await
+    }
+
+    /// As `start`, for a member of a cluster whose log is kept elsewhere than in this process.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub async fn start_with(
+        node: &Node,
+        settings: Settings,
+        backends: Arc<dyn Backends>,
+        observer: Arc<dyn Observer>,
+        logs: Arc<dyn Logs>,
+    ) -> Result<Self, ServingError> {
         settings.validate()?;
         let addresses = Arc::new(Addresses::of(node, &settings));
         Addresses::expose(node, &settings);
@@ -103,6 +120,8 @@ impl Serving {
         let (settings, texts) = (Arc::new(settings), Arc::default());
         let around = Surroundings {
             health: Arc::clone(&health),
+            gate: Gate::default(),
+            logs,
             settings: Arc::clone(&settings),
             texts: Arc::clone(&texts),
             backends,
@@ -223,6 +242,19 @@ impl Serving {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Leaves the view, so that others take over at once what still runs on this node's ranks. Returns when that is done, at the
+    /// latest after `within`; a node that is the last of its cluster, or in none, has nothing to leave.
+    pub async fn leave(&self, within: Duration) {
+        if self.addresses.queue.ask(TraceContext::default(), within, queue::Message::Leave).await.is_err() {
+            tracing::warn!(?within, "the others have not let this node go in time");
+        }
+    }
+
+    /// Gives up the group that this node is in: it takes part in none, founds another one with others who do so, or joins one.
+    pub fn abandon(&self) {
+        let _ = self.addresses.queue.tell(TraceContext::default(), queue::Message::Abandon);
     }
 
     /// Stops all actors, in order.

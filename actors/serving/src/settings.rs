@@ -1,11 +1,10 @@
 //! Everything the serving actors are told when they start.
 
 use crate::LocalRank;
+use crate::directory::Seat;
 use starling_actors::NodeName;
-use starling_core::ids::{Incarnation, RankId};
 use starling_core::kv::cache::rebalance;
-use starling_core::view::{Seat, Seating};
-use starling_core::{batch, ingress as core_ingress, kv, placement, replica, round};
+use starling_core::{batch, bootstrap, ingress as core_ingress, kv, membership, placement, replica, round};
 use std::ops::Range;
 
 /// Everything the actors need to know. All limits are in here.
@@ -28,6 +27,10 @@ pub struct Settings {
     pub kv_sizing: Option<rebalance::Pools>,
     pub replica: replica::Config,
     pub rounds: round::Config,
+    /// The bounds of changes of the view; those of rounds and of suspicion are the ones above.
+    pub changes: membership::Config,
+    /// Names of the members that found a cluster; empty: all of the list. Equal on all of them.
+    pub bootstrap: Vec<NodeName>,
     pub ingress: core_ingress::Config,
 }
 
@@ -38,6 +41,8 @@ pub enum SettingsError {
     NoRanks { name: NodeName },
     #[error("this node is member {me} of a list of {members}")]
     NotAMember { me: usize, members: usize },
+    #[error("bootstrap name {name} is not in the list of members")]
+    Unlisted { name: NodeName },
     #[error("member {name} is in the list twice")]
     Twice { name: NodeName },
     #[error("a rank holds no requests (cap 0)")]
@@ -97,9 +102,16 @@ impl Settings {
         self.members.get(seat.0 as usize).map_or("unknown", |member| member.name.as_str())
     }
 
-    pub(crate) fn seating(&self, incarnation: Incarnation) -> Seating {
-        let ranks = |seat: usize| self.ranks_of(Seat(seat as u32)).map(RankId).collect();
-        Seating { ranks: (0..self.members.len()).map(ranks).collect(), me: self.seat(), incarnation }
+    pub(crate) fn membership(&self) -> membership::Config {
+        let (round, suspect_after_us) = (self.rounds.clone(), self.suspect_after_us);
+        membership::Config { round, suspect_after_us, ..self.changes.clone() }
+    }
+
+    /// Who founds a cluster with whom. That versions and settings agree is checked by the links.
+    pub(crate) fn bootstrap(&self) -> bootstrap::Config {
+        let all = || self.members.iter().map(|member| member.name.as_str().into()).collect();
+        let named = || self.bootstrap.iter().map(|name| name.as_str().into()).collect();
+        bootstrap::Config::new(if self.bootstrap.is_empty() { all() } else { named() }, 1, 0)
     }
 
     /// The ingress' bounds, with what the placement policy asks of arrivals.
@@ -125,6 +137,9 @@ impl Settings {
             if self.members[..index].iter().any(|other| other.name == name) {
                 return Err(SettingsError::Twice { name });
             }
+        }
+        if let Some(name) = self.bootstrap.iter().find(|name| self.seat_of(name).is_none()) {
+            return Err(SettingsError::Unlisted { name: name.clone() });
         }
         if self.replica.cap == 0 {
             return Err(SettingsError::NoCap);

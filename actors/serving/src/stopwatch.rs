@@ -1,6 +1,7 @@
 //! How long rounds take at this member, and whom it waits for in them.
 
-use starling_core::view::{Seat, Standstill};
+use crate::cluster::Still;
+use crate::directory::Seat;
 use std::time::Duration;
 
 /// Follows one round after another: own contribution, those of the others, decisions.
@@ -30,9 +31,9 @@ impl Lap {
 impl Stopwatch {
     /// Looks at whom the round waits for now. A wait that ends otherwise than by its round is not one of a round: the view
     /// changes.
-    pub fn look(&mut self, now_us: u64, wait: Option<Standstill>) {
+    pub fn look(&mut self, now_us: u64, wait: Option<Still>) {
         match wait {
-            Some(Standstill { since_us, waits_for }) => {
+            Some(Still { since_us, waits_for }) => {
                 self.contributed_us = Some(since_us);
                 self.came(now_us, waits_for);
             }
@@ -71,8 +72,8 @@ fn since(earlier_us: u64, now_us: u64) -> Duration {
 mod tests {
     use super::*;
 
-    fn waits_for(since_us: u64, seats: &[u32]) -> Option<Standstill> {
-        Some(Standstill { since_us, waits_for: seats.iter().copied().map(Seat).collect() })
+    fn waits_for(since_us: u64, seats: &[u32]) -> Option<Still> {
+        Some(Still { since_us, waits_for: seats.iter().copied().map(Seat).collect() })
     }
 
     const fn us(us: u64) -> Duration {

@@ -12,6 +12,7 @@ use starling_core::kv::{self, Forget, Forgotten};
 use starling_core::placement::Policy;
 use starling_core::round::Explicit;
 use starling_serving::api::{StreamEvent, Submission};
+use starling_serving::log::LocalLogs;
 use starling_serving::{
     AttemptReport, ForgetReport, MissedReport, RequestReport, RequestsReport, ReservationReport, Serving, Settings,
     Texts,
@@ -48,12 +49,12 @@ struct Cluster {
 
 impl Cluster {
     async fn start() -> Self {
-        let network = Network::new();
+        let (network, logs) = (Network::new(), LocalLogs::new(MEMBERS));
         let (mut members, mut texts) = (Vec::new(), Vec::new());
         for me in 0..MEMBERS {
             // Ranks are named, and a conversation's turns may go to any.
             let balanced = |settings: &mut Settings| settings.replica.placement.policy = Policy::Balanced;
-            let member = Member::start(&network, (me, MEMBERS), 1, balanced).await;
+            let member = Member::start((&network, &logs), (me, MEMBERS), 1, balanced).await;
             let told = Arc::new(Told::default());
             member.serving.keep_texts(Arc::clone(&told) as _);
             members.push(member);

@@ -153,8 +153,9 @@ impl<M: Send + 'static> Address<M> {
         }
     }
 
-    /// Tells beyond the mailbox's limit, for what must not be lost to a full mailbox.
-    pub(crate) fn notify(&self, message: M) {
+    /// Tells beyond the mailbox's limit, for what must not be lost to a full mailbox. Whoever uses it bounds by other means what
+    /// may wait there.
+    pub fn notify(&self, message: M) {
         let trace = TraceContext::NONE;
         // Nobody is there to be told: it asks again when it starts.
         let _ = match &self.target {

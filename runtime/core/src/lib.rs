@@ -22,4 +22,3 @@ pub mod replica;
 pub mod request;
 pub mod round;
 pub mod step;
-pub mod view;

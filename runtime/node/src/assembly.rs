@@ -13,10 +13,11 @@ use crate::api::{self, Api, Drained, ServeLimits};
 use crate::cli::demo::NodeReady;
 use crate::cli::{COMMIT, VERSION};
 use crate::config::Config;
+use crate::consensus::{Bounds, RaftLogs};
 use crate::telemetry::{Identity, SpansError, Telemetry, admin_router};
 use starling_actors::{Hook, TreeExit};
 use starling_core::placement::Policy;
-use starling_core::{batch, ingress, replica, round};
+use starling_core::{batch, ingress, membership, replica, round};
 use starling_serving::{Observer, Serving, ServingError, Settings};
 use starling_transport::Mesh;
 use std::io;
@@ -34,6 +35,8 @@ const FLUSH_WAIT: Duration = Duration::from_secs(5);
 
 /// Requests that a round asks the ranks about at most (the protocol's bound).
 const PROBE_REQUESTS_MAX: u32 = 256;
+/// How long the others may take to go on without a node that leaves.
+const LEAVE_WAIT: Duration = Duration::from_secs(5);
 
 /// Why a node did not start. Each kind has an exit code of its own.
 #[derive(Debug, thiserror::Error)]
@@ -94,7 +97,14 @@ impl Node {
         let actors = starling_actors::Node::with_hook(config.node.name.as_str(), hook);
         let observer: Arc<dyn Observer> = Arc::clone(&telemetry.metrics) as _;
         let settings = settings(config, &loaded)?;
-        let serving = Serving::start(&actors, settings, loaded.backends(config), observer).await?;
+        let backends = loaded.backends(config);
+        let serving = match settings.members.len() {
+            1 => Serving::start(&actors, settings, backends, observer).await?,
+            _ => {
+                let logs = RaftLogs::start(&actors, bounds(config, &settings)).await.map_err(ServingError::Start)?;
+                Serving::start_with(&actors, settings, backends, observer, Arc::new(logs)).await?
+            }
+        };
         let mesh = members::join(config, &actors).await?;
 
         let health = Arc::new(Health::new(serving.clone(), config.model.id()));
@@ -141,6 +151,7 @@ impl Node {
         if left > 0 {
             tracing::warn!(requests = left, "drain timeout passed with open requests");
         }
+        self.serving.leave(LEAVE_WAIT).await;
         // Streams that are still open end with an error before their connections are closed.
         self.serving.stop(STOP_WAIT).await;
         if let Some(mesh) = &self.mesh {
@@ -172,6 +183,16 @@ async fn listen(what: &'static str, address: SocketAddr) -> Result<TcpListener, 
 fn address(listener: &TcpListener) -> Result<SocketAddr, StartError> {
     let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
     listener.local_addr().map_err(|source| StartError::Listen { what: "bound", address: nowhere, source })
+}
+
+/// A leader that stopped is replaced before anybody is suspected.
+fn bounds(config: &Config, settings: &Settings) -> Bounds {
+    let suspect_after = Duration::from_micros(settings.suspect_after_us);
+    Bounds {
+        members_max: settings.changes.members_max,
+        election: Duration::from_millis(config.cluster.election_ms).min(suspect_after / 4),
+        votes_on: Duration::from_micros(settings.changes.change_us_max),
+    }
 }
 
 fn api_settings(config: &Config, keys: &[String]) -> api::Settings {
@@ -219,6 +240,13 @@ fn settings(config: &Config, loaded: &Loaded) -> Result<Settings, MembersError> 
             lockstep: config.cluster.lockstep,
             ..round::Config::default()
         },
+        changes: membership::Config {
+            suspicion_gather_us: config.cluster.suspicion_gather_ms * 1000,
+            report_after_us: config.cluster.report_after_ms * 1000,
+            change_us_max: config.cluster.change_ms_max * 1000,
+            ..membership::Config::default()
+        },
+        bootstrap: config.cluster.bootstrap.clone(),
         ingress: ingress::Config {
             announced_requests_max: config.limits.announced_requests_max,
             backlog_requests_max: config.limits.backlog_requests_max,

@@ -5,6 +5,7 @@ pub mod assembly;
 pub mod bench;
 pub mod cli;
 pub mod config;
+mod consensus;
 pub mod fetch;
 pub mod run;
 pub mod telemetry;

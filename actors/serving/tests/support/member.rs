@@ -2,6 +2,7 @@
 
 use crate::support::{Gate, Seen, backends, settings};
 use starling_actors::{Node, NodeName, Peer};
+use starling_serving::log::LocalLogs;
 use starling_serving::{MemberSettings, Serving, Settings};
 use starling_transport::memory::{Limits, Mesh, Network};
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub struct Member {
 impl Member {
     /// One of so many members, with a rank each, in one of its lives.
     pub async fn start(
-        network: &Network,
+        (network, logs): (&Network, &LocalLogs),
         (me, members): (usize, usize),
         life: u64,
         change: impl FnOnce(&mut Settings),
@@ -34,7 +35,9 @@ impl Member {
         let node = Node::new(name(me).as_str());
         let (gate, seen) = (Arc::new(Gate::default()), Arc::new(Seen::default()));
         let backends = backends(&settings, &gate);
-        let serving = Serving::start(&node, settings, backends, Arc::clone(&seen) as _).await.expect("starts");
+        let logs = Arc::new(logs.clone());
+        let serving =
+            Serving::start_with(&node, settings, backends, Arc::clone(&seen) as _, logs).await.expect("starts");
         let peer = Peer { name: name(me), incarnation: life };
         let mesh = network.join(peer, Limits::default(), node.mesh_handler());
         (0..members).filter(|other| *other != me).for_each(|other| mesh.connect(&name(other)));

@@ -6,7 +6,7 @@ use starling_core::kv::cache::lifecycle::Retention;
 use starling_core::kv::identity::PromptKeys;
 use starling_core::request::Generation;
 use starling_core::step::{Drawn, Sampled, Step};
-use starling_core::{batch, ingress, kv, placement, replica, round};
+use starling_core::{batch, ingress, kv, membership, placement, replica, round};
 use starling_gpu::{Backend, StepError};
 use starling_serving::api::{StreamEvent, Submission};
 use starling_serving::{Backends, LocalRank, MemberSettings, Observer, Settings, TokenStream};
@@ -45,6 +45,8 @@ pub fn settings(ranks: u32, blocks: u32) -> Settings {
             placement: placement::Config::default(),
         },
         rounds: round::Config::default(),
+        changes: membership::Config::default(),
+        bootstrap: Vec::new(),
         ingress: ingress::Config::default(),
     }
 }

@@ -66,10 +66,19 @@ pub fn innermost(error: &dyn std::error::Error) -> String {
 /// # Errors
 /// Writing failed.
 pub fn write(report: &ClusterReport, out: &mut impl Write) -> io::Result<()> {
-    let ClusterReport { cluster, epoch, round, rounds_per_s, members } = report;
+    let ClusterReport { cluster, epoch, round, rounds_per_s, leader, changing, last_change, members } = report;
     match cluster.as_str() {
         "" => writeln!(out, "in no view yet")?,
         id => writeln!(out, "cluster {id} · epoch {epoch} · round {round} · {rounds_per_s:.1} rounds/s")?,
+    }
+    let led = leader.as_ref().map_or_else(|| "nobody leads".to_owned(), |leader| format!("led by {}", plain(leader)));
+    let changes = if *changing { " · the view is changing" } else { "" };
+    writeln!(out, "{led}{changes}")?;
+    if let Some(change) = last_change {
+        let left = change.left.iter().map(|left| format!("{} left ({})", plain(&left.name), plain(&left.why)));
+        let joined = change.joined.iter().map(|name| format!("{} joined", plain(name)));
+        let what: Vec<String> = left.chain(joined).collect();
+        writeln!(out, "last change, to epoch {} behind round {}: {}", change.epoch, change.cut, what.join(", "))?;
     }
     let head = ["member", "state", "heard", "ranks"].map(str::to_owned);
     let rows: Vec<[String; 4]> = std::iter::once(head).chain(members.iter().map(row)).collect();
@@ -81,17 +90,21 @@ pub fn write(report: &ClusterReport, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
+/// Whatever a name is, it does not move the cursor.
+fn plain(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
 fn row(member: &MemberReport) -> [String; 4] {
     let state = match member.state {
+        MemberState::Up if !member.in_view => "outside",
         MemberState::Up => "up",
         MemberState::Suspected => "suspected",
         MemberState::Down => "down",
     };
     let heard = member.last_heard_ms.map_or_else(|| "-".to_owned(), |ms| format!("{:.1} s ago", ms as f64 / 1000.0));
     let ranks: Vec<String> = member.ranks.iter().map(u32::to_string).collect();
-    // Whatever a name is, it does not move the cursor.
-    let name = member.name.chars().filter(|c| !c.is_control()).collect();
-    [name, state.to_owned(), heard, ranks.join(",")]
+    [plain(&member.name), state.to_owned(), heard, ranks.join(",")]
 }
 
 #[cfg(test)]
@@ -111,11 +124,17 @@ mod tests {
     }
 
     fn three() -> Value {
-        json!({ "cluster": "c7", "epoch": 1, "round": 4711, "rounds_per_s": 49.96, "members": [
-            { "name": "node-0", "incarnation": "i1", "ranks": [0, 1], "state": "up", "last_heard_ms": 0, "completed": 4711 },
-            { "name": "node-1", "incarnation": "i2", "ranks": [2], "state": "suspected", "last_heard_ms": 12345,
+        let change = json!({ "epoch": 2, "cut": 4000, "joined": ["node-1"],
+            "left": [{ "name": "no\u{1b}[2J", "incarnation": "i9", "why": "its link was down" }] });
+        json!({ "cluster": "c7", "epoch": 2, "round": 4711, "rounds_per_s": 49.96, "leader": "node-0", "changing": false,
+            "last_change": change, "members": [
+            { "name": "node-0", "incarnation": "i1", "in_view": true, "ranks": [0, 1],
+              "state": "up", "last_heard_ms": 0, "completed": 4711 },
+            { "name": "node-1", "incarnation": "i2", "in_view": true, "ranks": [2],
+              "state": "suspected", "last_heard_ms": 12345,
               "completed": null },
-            { "name": "no\u{1b}[2J", "incarnation": "", "ranks": [3], "state": "down", "last_heard_ms": null, "completed": null },
+            { "name": "no\u{1b}[2J", "incarnation": "", "in_view": false, "ranks": [],
+              "state": "down", "last_heard_ms": null, "completed": null },
         ] })
     }
 
@@ -130,16 +149,17 @@ mod tests {
     #[tokio::test]
     async fn members_are_shown_with_their_state_and_ranks() {
         let expected = "\
-cluster c7 · epoch 1 · round 4711 · 50.0 rounds/s
+cluster c7 · epoch 2 · round 4711 · 50.0 rounds/s
+led by node-0
+last change, to epoch 2 behind round 4000: no[2J left (its link was down), node-1 joined
 member  state           heard  ranks
 node-0  up          0.0 s ago  0,1
 node-1  suspected  12.3 s ago  2
-no[2J   down                -  3
-";
+no[2J   down                -  \n";
         assert_eq!(shown(&three()).await, expected);
         let mut no_view = three();
         no_view["cluster"] = json!("");
-        assert!(shown(&no_view).await.starts_with("in no view yet\nmember "));
+        assert!(shown(&no_view).await.starts_with("in no view yet\nled by "));
     }
 
     #[tokio::test]

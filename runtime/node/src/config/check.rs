@@ -12,6 +12,7 @@ const MEMBERS_MAX: usize = 64;
 const LANES: RangeInclusive<u8> = 1..=4;
 /// Longer, and a client has given up by itself.
 const STREAM_WAIT_S: RangeInclusive<u64> = 0..=3600;
+const CHANGE_MS: RangeInclusive<u64> = 1..=600_000;
 const SUSPECT_AFTER_MS: RangeInclusive<u64> = 1..=600_000;
 /// Smaller blocks cost more bookkeeping than they save; larger ones share too little of a prefix.
 const BLOCK_TOKENS: RangeInclusive<u32> = 8..=256;
@@ -79,6 +80,18 @@ impl Problems {
             self.add("cluster.name", what);
         }
         self.range("cluster.suspect-after-ms", cluster.suspect_after_ms, SUSPECT_AFTER_MS, "");
+        let changes = [
+            ("cluster.suspicion-gather-ms", cluster.suspicion_gather_ms),
+            ("cluster.report-after-ms", cluster.report_after_ms),
+            ("cluster.change-ms-max", cluster.change_ms_max),
+            ("cluster.election-ms", cluster.election_ms),
+        ];
+        for (key, ms) in changes {
+            self.range(key, ms, CHANGE_MS, "");
+        }
+        for name in cluster.bootstrap.iter().filter(|name| cluster.members.iter().all(|member| member.name != **name)) {
+            self.add("cluster.bootstrap", format!("{name} is not in cluster.members"));
+        }
         self.range("cluster.stream-wait-s", cluster.stream_wait_s, STREAM_WAIT_S, "");
         self.range("mesh.lanes", mesh.lanes, LANES, "");
         self.members(config);

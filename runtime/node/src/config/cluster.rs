@@ -19,13 +19,26 @@ pub struct Cluster {
     /// Name of the cluster, as the certificates say it: a-z, 0-9 and `-`, a letter first, at most 63. Nodes of another
     /// cluster are refused.
     pub name: String,
-    /// Milliseconds after which a member that is not heard from is suspected: nothing is admitted until it is back.
+    /// Milliseconds after which a member that is not heard from is suspected, and left out of the view if most others are heard.
     pub suspect_after_ms: u64,
+    /// Milliseconds for which suspicions are gathered before it is chosen who is left out.
+    pub suspicion_gather_ms: u64,
+    /// Milliseconds that a member may take to report how far it came before a change of the view goes on without it.
+    pub report_after_ms: u64,
+    /// Milliseconds that a change of the view may take before new requests are refused, and that a member which was left out
+    /// votes on at most.
+    pub change_ms_max: u64,
+    /// Milliseconds, up to twice as many, after which a leader of changes that is silent is replaced; at most a quarter of
+    /// `suspect-after-ms` is used.
+    pub election_ms: u64,
+    /// Names of the members that found the cluster: all of them have to be there once. The others join. Empty: all members.
+    #[schemars(with = "Vec<String>")]
+    pub bootstrap: Vec<NodeName>,
     /// Ranks of all nodes step together: a round is one step.
     pub lockstep: bool,
     /// Seconds that an open stream waits for the node that runs it before it ends with an error.
     pub stream_wait_s: u64,
-    /// All members in view order, this node among them, at most 64, each
+    /// All nodes that may be members, this node among them, at most 64, each
     /// `{ name = "node-0", mesh = "10.0.0.1:8002", ranks = 1 }`; `ranks` is 1 if it is left out. The list is the same on
     /// every node. Without one the node is a cluster of its own and opens no mesh. In the environment variable a member
     /// is written `node-0=10.0.0.1:8002/1`.
@@ -69,6 +82,11 @@ impl Default for Cluster {
         Self {
             name: "starling".into(),
             suspect_after_ms: 2000,
+            suspicion_gather_ms: 200,
+            report_after_ms: 1000,
+            change_ms_max: 5000,
+            election_ms: 500,
+            bootstrap: Vec::new(),
             lockstep: false,
             stream_wait_s: 30,
             members: Vec::new(),

@@ -18,7 +18,9 @@ pub enum LogError {
 /// # Errors
 /// A filter that does not parse, or a second call.
 pub fn init(settings: &Telemetry) -> Result<(), LogError> {
-    let filter = EnvFilter::try_new(&settings.log)
+    // The consensus group tells of each of its heartbeats and votes, unless somebody wants to hear that.
+    let quiet = if settings.log.contains("openraft") { "" } else { ",openraft=error" };
+    let filter = EnvFilter::try_new(format!("{}{quiet}", settings.log))
         .map_err(|e| LogError::Filter { filter: settings.log.clone(), why: e.to_string() })?;
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let outcome = match settings.log_format {
