@@ -365,7 +365,7 @@ impl Machine {
             self.counts.unexpected += 1;
         } else if incarnation == self.incarnation {
             self.counts.unexpected += 1;
-            out.push(Effect::DrawIncarnation(Why::JoinGivenUp));
+            out.push(Effect::DrawIncarnation(Why::NotNew));
         } else {
             self.incarnation = incarnation;
             self.entered = None;

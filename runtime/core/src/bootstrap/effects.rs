@@ -78,6 +78,8 @@ pub enum Why {
     Abandoned,
     /// The cluster may have taken this life in without its knowing.
     JoinGivenUp,
+    /// The life that was given is the last one.
+    NotNew,
     /// It pledged itself to as many sets as it may.
     PledgesSpent,
 }

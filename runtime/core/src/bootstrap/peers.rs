@@ -162,11 +162,6 @@ impl Peers {
         true
     }
 
-    #[cfg(test)]
-    pub(super) fn retain_former(&mut self, keep: impl Fn(Incarnation) -> bool) {
-        self.0.values_mut().for_each(|peer| peer.former.retain(|life| keep(*life)));
-    }
-
     /// With a link, whatever else is wrong with them.
     pub(super) fn up(&self) -> impl Iterator<Item = (&Name, &Peer)> {
         self.0.iter().filter(|(_, peer)| peer.up)
@@ -175,5 +170,12 @@ impl Peers {
     /// With a link, and not refused.
     pub(super) fn heard(&self) -> impl Iterator<Item = (&Name, &Peer)> {
         self.0.iter().filter(|(_, peer)| peer.is_heard())
+    }
+}
+
+#[cfg(test)]
+impl Peers {
+    pub(super) fn retain_former(&mut self, keep: impl Fn(Incarnation) -> bool) {
+        self.0.values_mut().for_each(|peer| peer.former.retain(|life| keep(*life)));
     }
 }

@@ -9,8 +9,8 @@ const VOTERS_MAX: usize = 5;
 
 /// The first in view order, an odd number of them.
 pub fn voters(members: &[Life]) -> Vec<Life> {
-    let odd = if members.len().is_multiple_of(2) { members.len().saturating_sub(1) } else { members.len() };
-    members[..odd.min(VOTERS_MAX)].to_vec()
+    let len = members.len().min(VOTERS_MAX);
+    members[..len.saturating_sub(usize::from(len.is_multiple_of(2)))].to_vec()
 }
 
 /// Whether the life runs, and is in the cluster.

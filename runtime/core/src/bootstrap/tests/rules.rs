@@ -512,7 +512,7 @@ fn what_the_membership_may_not_say_now_is_dropped_and_counted() {
     assert_eq!(drawn(&out), Some(Why::Left(Left::Evicted)));
     rig.put(Input::Left(Left::Evicted));
     assert_eq!(rig.machine.counts().unexpected, 4);
-    assert_eq!(drawn(&rig.draws(1)), Some(Why::JoinGivenUp), "a life is never used twice");
+    assert_eq!(drawn(&rig.draws(1)), Some(Why::NotNew), "a life is never used twice");
 }
 
 #[test]
