@@ -47,6 +47,11 @@ impl Directory {
         self.all().get(&rank).copied()
     }
 
+    /// The id of a rank, while its node is in the view.
+    pub(crate) fn id(&self, place: Place) -> Option<RankId> {
+        self.all().iter().find(|(_, at)| **at == place).map(|(id, _)| *id)
+    }
+
     /// The ids of a node's ranks, by place; none while it is in no view.
     pub(crate) fn of(&self, seat: Seat) -> Vec<RankId> {
         let all = self.all();

@@ -215,7 +215,8 @@ impl GpuWorker {
             return;
         };
         traced.produced += frame.tokens.len();
-        let rank = self.addresses.traced(self.settings.seat(), self.rank);
+        // Looked up for spans only, not for each frame.
+        let rank = || self.addresses.traced(self.settings.seat(), self.rank);
         let now = SystemTime::now();
         let span = |name, start, attributes: Vec<(&'static str, starling_actors::AttributeValue)>| SpanRecord {
             parent: traced.trace,
@@ -233,7 +234,7 @@ impl GpuWorker {
                     traced.admitted,
                     vec![
                         ("starling.actor", "gpu_worker".into()),
-                        ("starling.rank", rank.into()),
+                        ("starling.rank", rank().into()),
                         ("starling.prompt_tokens", traced.prompt_tokens.into()),
                         ("starling.cached_tokens", frame.cached_tokens.into()),
                     ],
@@ -247,7 +248,7 @@ impl GpuWorker {
                 first_token,
                 vec![
                     ("starling.actor", "gpu_worker".into()),
-                    ("starling.rank", rank.into()),
+                    ("starling.rank", rank().into()),
                     ("starling.produced_tokens", traced.produced.into()),
                 ],
             ));

@@ -172,7 +172,7 @@ impl Addresses {
 
     /// What traces call a rank of this node: its id in the view, and -1 while there is none.
     pub(crate) fn traced(&self, me: Seat, rank: LocalRank) -> i64 {
-        self.directory.of(me).get(rank.0 as usize).map_or(-1, |id| i64::from(id.0))
+        self.directory.id((me, rank)).map_or(-1, |id| i64::from(id.0))
     }
 
     pub(crate) fn kv(&self, (Seat(seat), LocalRank(local)): Place) -> Option<&Address<kv_manager::Message>> {

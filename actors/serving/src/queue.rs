@@ -231,11 +231,7 @@ impl Queue {
     /// The members of the latest view, with their places in the list. Who is not in the list is nobody's to reach.
     fn agreed_seats(&self) -> Vec<(Incarnation, Seat)> {
         let members = self.machine.agreed().into_iter().flat_map(|agreed| &agreed.members);
-        let seat = |place: &membership::Place| {
-            let name = NodeName::new(&place.name.0).ok()?;
-            Some((place.incarnation, self.settings.seat_of(&name)?))
-        };
-        members.filter_map(seat).collect()
+        members.filter_map(|place| Some((place.incarnation, self.settings.seat_of(&place.name.0)?))).collect()
     }
 
     fn with_log(&self, then: impl FnOnce(&dyn Log)) {
@@ -250,8 +246,8 @@ impl Queue {
 
     /// With places in the list instead of lives.
     fn still(&self, standstill: membership::Standstill) -> Still {
-        let seats = self.agreed_seats();
-        let seat = |life| seats.iter().find(|(known, _)| *known == life).map(|(_, seat)| *seat);
+        let members = || self.machine.agreed().into_iter().flat_map(|agreed| &agreed.members);
+        let seat = |life| self.settings.seat_of(&members().find(|place| place.incarnation == life)?.name.0);
         let membership::Standstill { since_us, waits_for } = standstill;
         let mut waits_for: Vec<Seat> = waits_for.into_iter().filter_map(seat).collect();
         if waits_for.is_empty() && self.machine.view().is_none() {
@@ -307,7 +303,7 @@ impl Queue {
     ) -> Result<(), ActorError> {
         match effect {
             bootstrap::Effect::Send { to, standing } => {
-                if let Some(seat) = self.seat_named(&to) {
+                if let Some(seat) = self.settings.seat_of(&to) {
                     self.send(context, seat, Between::Standing(standing));
                 }
             }
@@ -316,7 +312,7 @@ impl Queue {
                 // In the order of the list, so that its ranks count through it.
                 let mut founders: Vec<(Seat, Incarnation)> = Vec::new();
                 for life in &members {
-                    founders.extend(self.seat_named(&life.name).map(|seat| (seat, life.incarnation)));
+                    founders.extend(self.settings.seat_of(&life.name).map(|seat| (seat, life.incarnation)));
                 }
                 founders.sort_unstable();
                 let place = |(seat, incarnation): &(Seat, Incarnation)| membership::Place {
@@ -334,7 +330,7 @@ impl Queue {
             }
             bootstrap::Effect::Refuse { name, why } => {
                 tracing::warn!(peer = %name, %why, "member refused");
-                if let Some(seat) = self.seat_named(&name) {
+                if let Some(seat) = self.settings.seat_of(&name) {
                     self.send(context, seat, Between::Refused(why));
                 }
             }
@@ -344,10 +340,6 @@ impl Queue {
             }
         }
         Ok(())
-    }
-
-    fn seat_named(&self, name: &str) -> Option<Seat> {
-        self.settings.seat_of(&NodeName::new(name).ok()?)
     }
 
     // -- links
@@ -413,7 +405,7 @@ impl Queue {
     }
 
     fn link(&mut self, context: &mut Context<'_, Message>, event: LinkEvent) -> Result<(), ActorError> {
-        let seat = |name: &NodeName| self.settings.seat_of(name).filter(|seat| *seat != self.settings.seat());
+        let seat = |name: &NodeName| self.settings.seat_of(name.as_str()).filter(|seat| *seat != self.settings.seat());
         match event {
             LinkEvent::Up(peer) => {
                 let Some(seat) = seat(&peer.name) else { return Ok(()) };
@@ -521,9 +513,7 @@ impl Actor for Queue {
                 membership::Input::Round(Input::Applied(applied))
             }
             Message::Matches { rank, round, matches } => {
-                let Some(rank) = self.addresses.directory.of(self.settings.seat()).get(rank.0 as usize).copied() else {
-                    return Ok(());
-                };
+                let Some(rank) = self.addresses.directory.id((self.settings.seat(), rank)) else { return Ok(()) };
                 let matched = |(number, tokens)| PrefixMatch { number, rank, tokens };
                 let matches = matches.into_iter().map(matched).collect();
                 membership::Input::Round(Input::Matches { round, matches })

@@ -94,8 +94,8 @@ impl Settings {
         Seat(self.me as u32)
     }
 
-    pub(crate) fn seat_of(&self, name: &NodeName) -> Option<Seat> {
-        self.members.iter().position(|member| member.name == *name).map(|seat| Seat(seat as u32))
+    pub(crate) fn seat_of(&self, name: &str) -> Option<Seat> {
+        self.members.iter().position(|member| member.name.as_str() == name).map(|seat| Seat(seat as u32))
     }
 
     pub(crate) fn name_of(&self, seat: Seat) -> &str {
@@ -138,7 +138,7 @@ impl Settings {
                 return Err(SettingsError::Twice { name });
             }
         }
-        if let Some(name) = self.bootstrap.iter().find(|name| self.seat_of(name).is_none()) {
+        if let Some(name) = self.bootstrap.iter().find(|name| self.seat_of(name.as_str()).is_none()) {
             return Err(SettingsError::Unlisted { name: name.clone() });
         }
         if self.replica.cap == 0 {

@@ -38,7 +38,6 @@ pub use log::{
 pub use message::{Consensus, Dropped, Effect, Input, Joining, Left, Level, Message, Peer, Report, State};
 pub use status::{Standstill, Status};
 
-use crate::digest;
 use crate::ids::{ClusterId, Incarnation, Round};
 use crate::round::{self, Contribution, Entry, Merged, View};
 use donate::Donation;
@@ -622,14 +621,6 @@ fn losers(digests: &[(Incarnation, u64)]) -> Vec<Incarnation> {
     let stays = sound.rev().max_by_key(|digest| count(*digest)).unwrap_or(0);
     digests.iter().filter(|(_, digest)| *digest != stays).map(|(member, _)| *member).collect()
 }
-
-/// The cluster of those who bootstrap together.
-pub fn founded_by(members: &[Incarnation]) -> ClusterId {
-    let words: Vec<u64> = members.iter().map(|m| m.0).collect();
-    ClusterId(digest::element(CLUSTER, &words))
-}
-
-const CLUSTER: u64 = 0x31;
 
 #[cfg(test)]
 mod tests;

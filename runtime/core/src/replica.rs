@@ -154,6 +154,10 @@ impl Replica {
         self.name_probes(out);
         self.round = merged.round;
         self.digest = self.digest_of_round(merged, &out[first..]);
+        self.said_of_round()
+    }
+
+    fn said_of_round(&self) -> Applied {
         Applied {
             round: self.round,
             digest: self.digest,
@@ -172,16 +176,7 @@ impl Replica {
 
     /// What the replica said last: of the last round, or as `ready` before the first one of its view.
     pub fn last_said(&self) -> Applied {
-        if self.round == self.view.cut() {
-            return self.ready();
-        }
-        Applied {
-            round: self.round,
-            digest: self.digest,
-            waiting: !self.queue.is_empty(),
-            probing: !self.named.is_empty(),
-            stepping: self.is_stepping(),
-        }
+        if self.round == self.view.cut() { self.ready() } else { self.said_of_round() }
     }
 
     fn entries(&mut self, contribution: &Contribution, wanted: impl Fn(&Entry) -> bool, out: &mut Vec<Decision>) {

@@ -14,13 +14,14 @@ use super::config::{Config, Eviction};
 use super::hint::ENDPOINT_CLASS;
 use super::lifecycle::Retention;
 use super::order::{Class, Use, step_of};
+use super::pages::PageId;
 use super::store::Store;
 use super::tree::NodeId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An end point that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Kept {
+pub(super) struct Kept {
     length: u32,
     /// Where a prompt would resume without it.
     before: u32,
@@ -57,6 +58,18 @@ impl Worth {
         self.ending_children.capacity() * size_of::<u32>()
             + self.kept.len() * size_of::<(NodeId, Kept)>()
             + self.needs.len() * size_of::<((NodeId, u8), Need)>()
+    }
+
+    /// One more end point needs a page, or one less.
+    fn need(&mut self, page: (NodeId, u8), step: u8, needs: bool) {
+        let need = self.needs.entry(page).or_default();
+        match needs {
+            true => *need = Need { ends: need.ends + 1, step: need.step.max(step) },
+            false => need.ends -= 1,
+        }
+        if need.ends == 0 {
+            self.needs.remove(&page);
+        }
     }
 
     fn ending_children(&self, node: NodeId) -> u32 {
@@ -114,13 +127,13 @@ impl Store {
 
     /// The blocks may have got an end point that counts, or lost it.
     pub fn weigh(&mut self, nodes: &BTreeSet<NodeId>) {
-        let Some(mut worth) = self.worth.take() else { return };
         let mut new = Vec::new();
         let mut replaced = BTreeMap::new();
         for &node in nodes {
-            let counted = self.counted(&worth, node);
+            let Some(worth) = &self.worth else { return };
+            let counted = self.counted(worth, node);
             if worth.kept.get(&node).map(|kept| kept.length) != counted {
-                if let Some(kept) = self.drop_kept(&mut worth, node) {
+                if let Some(kept) = self.uncount(node) {
                     replaced.insert(node, kept.before);
                 }
                 new.extend(counted.map(|length| (self.tree.ordinal(node), node, length)));
@@ -129,23 +142,17 @@ impl Store {
         // Those before first: the others' savings begin there.
         new.sort_unstable();
         for (_, node, length) in new {
-            let before = self.before(&worth, node, &replaced);
+            let before = self.before(node, &replaced);
+            let Some(worth) = &mut self.worth else { return };
             worth.kept.insert(node, Kept { length, before });
-            self.need(&mut worth, node, Kept { length, before }, true);
+            self.need(node, Kept { length, before }, true);
         }
-        self.worth = Some(worth);
     }
 
     /// A block is about to leave the tree, or its end point is void.
-    pub fn uncount(&mut self, node: NodeId) {
-        let Some(mut worth) = self.worth.take() else { return };
-        self.drop_kept(&mut worth, node);
-        self.worth = Some(worth);
-    }
-
-    fn drop_kept(&mut self, worth: &mut Worth, node: NodeId) -> Option<Kept> {
-        let kept = worth.kept.remove(&node)?;
-        self.need(worth, node, kept, false);
+    pub(super) fn uncount(&mut self, node: NodeId) -> Option<Kept> {
+        let kept = self.worth.as_mut()?.kept.remove(&node)?;
+        self.need(node, kept, false);
         Some(kept)
     }
 
@@ -153,14 +160,14 @@ impl Store {
     ///
     /// # Cost
     /// The blocks up to there.
-    fn before(&self, worth: &Worth, node: NodeId, replaced: &BTreeMap<NodeId, u32>) -> u32 {
-        let above = std::iter::successors(self.tree.parent(node), |at| self.tree.parent(*at));
-        let known = |at: NodeId| worth.kept.get(&at).map(|kept| kept.length).or_else(|| replaced.get(&at).copied());
-        above.into_iter().find_map(known).unwrap_or(0)
+    fn before(&self, node: NodeId, replaced: &BTreeMap<NodeId, u32>) -> u32 {
+        let kept = |at: NodeId| self.worth.as_ref()?.kept.get(&at).map(|kept| kept.length);
+        let mut above = std::iter::successors(self.tree.parent(node), |at| self.tree.parent(*at));
+        above.find_map(|at| kept(at).or_else(|| replaced.get(&at).copied())).unwrap_or(0)
     }
 
     /// An end point needs its pages from now on, or no more.
-    fn need(&mut self, worth: &mut Worth, node: NodeId, kept: Kept, needs: bool) {
+    fn need(&mut self, node: NodeId, kept: Kept, needs: bool) {
         for life_cycle in 0..self.life_cycles() {
             let one = self.life_cycle(life_cycle);
             let blocks = match one.retention {
@@ -177,15 +184,9 @@ impl Store {
             let mut at = Some(node);
             for _ in blocks {
                 let Some(here) = at.filter(|at| self.tree.parent(*at).is_some()) else { break };
-                let need = worth.needs.entry((here, life_cycle)).or_default();
-                match needs {
-                    true => *need = Need { ends: need.ends + 1, step: need.step.max(step) },
-                    false => need.ends -= 1,
-                }
-                if need.ends == 0 {
-                    worth.needs.remove(&(here, life_cycle));
-                }
-                self.rank(worth, here, life_cycle);
+                let Some(worth) = &mut self.worth else { return };
+                worth.need((here, life_cycle), step, needs);
+                self.rank_page(here, life_cycle);
                 at = self.tree.parent(here);
             }
         }
@@ -193,27 +194,19 @@ impl Store {
 
     // -- what that makes of pages
 
-    fn rank(&mut self, worth: &Worth, node: NodeId, life_cycle: u8) {
-        if let Some(page) = self.tree.link(node, usize::from(life_cycle)) {
-            let class = self.class_in(worth, node, life_cycle);
-            self.pages.set_class(page, class);
-        }
-    }
-
     fn rank_block(&mut self, node: NodeId) {
-        let Some(worth) = self.worth.take() else { return };
         for life_cycle in 0..self.life_cycles() {
-            self.rank(&worth, node, life_cycle);
+            self.rank_page(node, life_cycle);
         }
-        self.worth = Some(worth);
     }
 
-    /// A page was linked, or a plan names it now, or no more.
+    /// A page was linked, is needed by more or fewer, or a plan names it now, or no more.
     pub fn rank_page(&mut self, node: NodeId, life_cycle: u8) {
-        if let Some(worth) = self.worth.take() {
-            self.rank(&worth, node, life_cycle);
-            self.worth = Some(worth);
-        }
+        let Some((worth, page)) = self.worth.as_ref().zip(self.tree.link(node, usize::from(life_cycle))) else {
+            return;
+        };
+        let class = self.class_in(worth, node, life_cycle, page);
+        self.pages.set_class(page, class);
     }
 
     /// The class of a page that the tree does not name.
@@ -226,9 +219,8 @@ impl Store {
     }
 
     /// The class of the page that a block has of a life cycle.
-    fn class_in(&self, worth: &Worth, node: NodeId, life_cycle: u8) -> Class {
-        let Some(id) = self.tree.link(node, usize::from(life_cycle)) else { return self.class_of_new(0) };
-        let page = self.pages.get(id);
+    fn class_in(&self, worth: &Worth, node: NodeId, life_cycle: u8, page: PageId) -> Class {
+        let page = self.pages.get(page);
         let (one, priority) = (self.life_cycle(life_cycle), page.class.priority());
         let serves_all = one.retention.carries_all_after(self.tree.ordinal(node));
         match worth.needs.get(&(node, life_cycle)) {
@@ -280,7 +272,7 @@ impl Store {
         }
         for (id, page) in self.pages.iter() {
             let Some(node) = page.node else { continue };
-            let class = self.class_in(worth, node, page.life_cycle);
+            let class = self.class_in(worth, node, page.life_cycle, id);
             if page.class != class {
                 return wrong("W3", format!("{id:?} is worth {class:?}: {page:?}"));
             }

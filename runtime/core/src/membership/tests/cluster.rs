@@ -1,6 +1,7 @@
 //! Nodes with machines and replicas, wires between them, and a log that they agree on.
 
 use super::super::*;
+use crate::bootstrap;
 use crate::ids::{Epoch, RankId, RequestKey};
 use crate::placement;
 use crate::replica::{self, Decision, Replica, Snapshot};
@@ -151,8 +152,10 @@ impl Cluster {
             ranks: vec![RankId(at as u32)],
         };
         let members: Vec<Place> = (0..founders).map(place).collect();
+        let life = |m: &Place| bootstrap::Life { name: m.name.0.clone(), incarnation: m.incarnation };
+        let names = bootstrap::Founders::new(members.iter().map(life).collect()).expect("each has a name of its own");
         let lives: Vec<Incarnation> = members.iter().map(|m| m.incarnation).collect();
-        let truth = Agreed::founded(founded_by(&lives), members.clone(), config().members_max);
+        let truth = Agreed::founded(names.cluster(), members.clone(), config().members_max);
         let mut cluster = Self {
             draw: Draw::new(setup.seed),
             planted: setup.planted,

@@ -5,6 +5,7 @@
 
 use super::super::*;
 use super::cluster::name;
+use crate::digest;
 use crate::ids::{Epoch, RankId, RequestKey};
 use stateright::{Checker, Model, Property};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
